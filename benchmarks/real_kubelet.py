@@ -1,4 +1,4 @@
-"""From a fault to the request of the real kubelet's DRA manager to sync the pod: a table in markdown.
+"""Time from a fault to the sync request of the real kubelet's DRA manager, as a table in Markdown.
 
 ``python benchmarks/real_kubelet.py [REPETITIONS] [VERSION]``, after ``make test-kubelet``. A driver in its
 own process reports the fault of a device that a pod uses, and the kubelet's own code receives it over its
@@ -129,7 +129,7 @@ def go_driver(root: Path, version: str) -> Iterator[Case]:
 
 
 def _pool(node: Node) -> Case:
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     return node, pod, lambda broken: node.sysfs.resize(7 if broken else 8)
 
 
@@ -159,7 +159,7 @@ def durations_ms(node: Node, pod: Pod, switch: Switch, repetitions: int) -> list
 def shown(kubelet: RealKubelet, pod: Pod) -> set[str]:
     """Return the health of the devices in the pod's status."""
     resources = kubelet.pod_status(pod).resources
-    return {one.health for claims in resources.values() for found in claims.values() for one in found}
+    return {entry.health for claims in resources.values() for found in claims.values() for entry in found}
 
 
 def main(repetitions: int, version: str) -> None:

@@ -52,18 +52,18 @@ class PlainSysfs:
 
     def write(self, path: str, text: str) -> None:
         """Create a file with its whole text at once, as those of the kernel are."""
-        with self._replacing(path) as new:
+        with self._replace_file(path) as new:
             new.write_text(f"{text}\n")
 
     def link(self, path: str, target: str) -> None:
         """Replace a file by a link."""
-        with self._replacing(path) as new:
+        with self._replace_file(path) as new:
             new.symlink_to(target)
 
     def hang(self, path: str) -> Path:
         """Replace a file by a FIFO whose opening blocks. Return another name of it."""
         other = self.root / "hanging"
-        with self._replacing(path) as new:
+        with self._replace_file(path) as new:
             os.mkfifo(new)
             os.link(new, other)
         return other
@@ -75,7 +75,7 @@ class PlainSysfs:
                 file.write(b"%d\n" % pages)
 
     @contextmanager
-    def _replacing(self, path: str) -> Iterator[Path]:
+    def _replace_file(self, path: str) -> Iterator[Path]:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_name(".new")
@@ -206,13 +206,13 @@ class Agent:
     def wait_for_log(self, text: str) -> None:
         """Wait until the agent has logged the text; fail if it ends before."""
 
-        def written() -> bool:
+        def has_text() -> bool:
             is_over = self.process.poll() is not None  # its log is complete
             texts = text in self.log
             assert texts or not is_over, f"ended: {self.log}"
             return texts
 
-        eventually(written, f"{text!r} in the log")
+        eventually(has_text, f"{text!r} in the log")
 
     def kubelet(self, version: str = "v1") -> Watcher:
         """Read the driver's socket as a kubelet of that version does."""
@@ -323,7 +323,7 @@ def strace(tids: list[int], *arguments: str) -> Iterator[None]:
     except FileNotFoundError:
         pytest.skip("strace is not installed")
 
-    def traced(tid: int) -> bool:
+    def is_traced(tid: int) -> bool:
         """Return whether the thread is traced or has ended."""
         try:
             return f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{tid}/status").read_text()
@@ -331,7 +331,7 @@ def strace(tids: list[int], *arguments: str) -> Iterator[None]:
             return True
 
     try:
-        eventually(lambda: all(map(traced, tids)) or tracer.poll() is not None, "every thread traced")
+        eventually(lambda: all(map(is_traced, tids)) or tracer.poll() is not None, "every thread traced")
         if tracer.poll() is not None:
             pytest.skip(f"strace may not attach here: {tracer.stderr.read().strip()}")  # type: ignore[union-attr]
         yield

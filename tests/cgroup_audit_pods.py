@@ -103,7 +103,9 @@ def knob(
     return found
 
 
-def exact(groups: Sequence[ExpectedCgroup], kind: SettingKind, container: str = "", size_kib: int = 0) -> int:
+def exact_value(
+    groups: Sequence[ExpectedCgroup], kind: SettingKind, container: str = "", size_kib: int = 0
+) -> int:
     """Return the value that the kubelet's code writes to a knob."""
     return knob(groups, kind, container, size_kib).accepted[0].value
 

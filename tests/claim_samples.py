@@ -62,14 +62,14 @@ def ref(uid: str, name: str = "") -> ClaimRef:
     return ClaimRef(NAMESPACE, name or f"claim-{uid}", uid)
 
 
-def prepared(
+def listed_prepared(
     uid: str, *uses: AllocatedDevice, pods: Iterable[str] = (), name: str = "", **more: Any
 ) -> PreparedClaim:
     """Return a claim as the checkpoint or a driver lists it."""
     return PreparedClaim(ref(uid, name), uses, tuple(pods), **more)
 
 
-def listed(pod: str, *claims: PodResourcesClaim, container: str = "main") -> PodResourcesPod:
+def listed_pod(pod: str, *claims: PodResourcesClaim, container: str = "main") -> PodResourcesPod:
     """Return a pod with one container, as podresources lists it."""
     return PodResourcesPod(NAMESPACE, pod, (PodResourcesContainer(container, claims),))
 
@@ -82,7 +82,7 @@ def listed_claim(name: str, *uses: AllocatedDevice) -> PodResourcesClaim:
 def known_pod(uid: str, *claims: str, name: str = "", **more: Any) -> PodObject:
     """Return a pod object whose only container uses all requests of the claims."""
     named = tuple(PodClaim(f"its-{claim}", claim) for claim in claims)
-    container = ContainerObject("main", tuple(ContainerClaim(one.name) for one in named), f"id-{uid}")
+    container = ContainerObject("main", tuple(ContainerClaim(claim.name) for claim in named), f"id-{uid}")
     default: dict[str, Any] = {"phase": "Running", "claims": named, "containers": (container,)}
     return PodObject(PodRef(NAMESPACE, name or f"pod-{uid}", uid), **{**default, **more})
 
@@ -94,17 +94,17 @@ def known_claim(
     return ClaimObject(ref(uid, name), True, uses, tuple(reserved), **more)
 
 
-def for_pod(uid: str, name: str = "") -> Reservation:
+def pod_reservation(uid: str, name: str = "") -> Reservation:
     """Return a reservation for a pod."""
     return Reservation(ConsumerKind.POD, "", "pods", name or f"pod-{uid}", uid)
 
 
-def for_group(name: str, uid: str = "g") -> Reservation:
+def group_reservation(name: str, uid: str = "g") -> Reservation:
     """Return a reservation for a pod group."""
     return Reservation(ConsumerKind.POD_GROUP, "scheduling.k8s.io", "podgroups", name, uid)
 
 
-def for_job(name: str, uid: str = "j") -> Reservation:
+def job_reservation(name: str, uid: str = "j") -> Reservation:
     """Return a reservation for a kind of object that the agent does not know."""
     return Reservation(ConsumerKind.OTHER, "batch", "jobs", name, uid)
 

@@ -107,7 +107,7 @@ class ClusterApi:
     """Server on loopback, as a context manager. Thread-safe. Stored objects are never modified."""
 
     def __init__(self, version: str = "1.37", rights: frozenset[Right] | None = None) -> None:
-        """``version`` is that of Kubernetes, ``rights`` those of the agent; None: those of the chart."""
+        """Create an API server; ``rights`` are those of the agent, None: those that the chart grants."""
         self.version = version
         self.rights = granted_rights() if rights is None else rights
         self.requests: list[Request] = []
@@ -136,7 +136,7 @@ class ClusterApi:
         self._thread.join()
         self._server.server_close()
 
-    # --- for tests ------------------------------------------------------------------------------------------
+    # --- methods for tests ----------------------------------------------------------------------------------
 
     @property
     def node(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class ClusterApi:
         """Delete the Node and create it again; the garbage collector deletes what the former one owned."""
         former = self.node["metadata"]["uid"]
         for path, obj in list(self.objects.items()):
-            if any(one["uid"] == former for one in obj["metadata"].get("ownerReferences", ())):
+            if any(owner["uid"] == former for owner in obj["metadata"].get("ownerReferences", ())):
                 del self.objects[path]
         self.put(f"/api/v1/nodes/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
 
@@ -201,7 +201,7 @@ class ClusterApi:
             self._authorize(request.verb, found)
             match request.verb:
                 case "get":
-                    return self._existing(request.path)
+                    return self._find_object(request.path)
                 case "list":
                     return self._list(request, found)
                 case "create":
@@ -209,7 +209,7 @@ class ClusterApi:
                 case "update":
                     return self._update(request)
                 case "delete":
-                    uid = self._existing(request.path)["metadata"]["uid"]
+                    uid = self._find_object(request.path)["metadata"]["uid"]
                     if request.body and request.body["preconditions"]["uid"] != uid:
                         raise Refusal(409, "Conflict", "the UID in the precondition does not match")
                     del self.objects[request.path]
@@ -232,7 +232,7 @@ class ClusterApi:
                 return
         raise Refusal(403, "Forbidden", f"cannot {verb} resource {resource!r}")
 
-    def _existing(self, path: str) -> dict[str, Any]:
+    def _find_object(self, path: str) -> dict[str, Any]:
         if path not in self.objects:
             raise Refusal(404, "NotFound", f"{path} not found")
         return self.objects[path]
@@ -267,13 +267,13 @@ class ClusterApi:
 
     def _update(self, request: Request) -> dict[str, Any]:
         self._check(request.body)
-        stored = self._existing(request.path)
+        stored = self._find_object(request.path)
         if request.body["metadata"].get("resourceVersion") != stored["metadata"]["resourceVersion"]:
             raise Refusal(409, "Conflict", "the object has been modified")
         return self.put(request.path, request.body)
 
     def _merge(self, request: Request) -> dict[str, Any]:
-        stored = self._existing(request.path)
+        stored = self._find_object(request.path)
         merged = {**stored, **request.body, "metadata": stored["metadata"]}
         self._check(merged)
         return self.put(request.path, merged)
@@ -304,7 +304,7 @@ class ClusterApi:
     def _apply_conditions(
         self, path: str, body: Mapping[str, Any], manager: str, *, is_forced: bool
     ) -> dict[str, Any]:
-        stored = self._existing(path)
+        stored = self._find_object(path)
         before = {entry["type"]: entry for entry in stored.get("status", {}).get("conditions", [])}
         applied = {entry["type"]: entry for entry in body["status"]["conditions"]}
         for type_, entry in applied.items():

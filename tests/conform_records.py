@@ -153,7 +153,7 @@ UNPREPARES = (
 )
 
 
-def prepared(*claims: ClaimRef, **replies: object) -> PrepareCall:
+def prepare_call(*claims: ClaimRef, **replies: object) -> PrepareCall:
     """Return a prepare of these claims; `replies` replaces replies, by name of the claim: devices, or a text
     as the error."""
     made = []
@@ -164,7 +164,7 @@ def prepared(*claims: ClaimRef, **replies: object) -> PrepareCall:
     return PrepareCall(claims, OK, tuple(made))
 
 
-def unprepared(*claims: ClaimRef, error: str = "") -> PrepareCall:
+def unprepare_call(*claims: ClaimRef, error: str = "") -> PrepareCall:
     """Return an unprepare of these claims, with the same error for each."""
     return PrepareCall(claims, OK, tuple(ClaimReply(claim.uid, (), error) for claim in claims))
 
@@ -182,15 +182,15 @@ def claim_record(
     calls: Mapping[PrepareStage, tuple[PrepareCall, ...]] | None = None, **changes: object
 ) -> ClaimSessionRecord:
     """Return the record of a good driver that prepared two claims, with other calls of some stages."""
-    both = (prepared(TRAIN, INFER),)
-    good = {stage: (unprepared(TRAIN, INFER),) if stage in UNPREPARES else both for stage in PrepareStage}
+    both = (prepare_call(TRAIN, INFER),)
+    good = {stage: (unprepare_call(TRAIN, INFER),) if stage in UNPREPARES else both for stage in PrepareStage}
     good |= {
-        PrepareStage.UNKNOWN: (unprepared(GHOST),),
-        PrepareStage.ALONE: (prepared(TRAIN), prepared(INFER)),
+        PrepareStage.UNKNOWN: (unprepare_call(GHOST),),
+        PrepareStage.ALONE: (prepare_call(TRAIN), prepare_call(INFER)),
         PrepareStage.AT_ONCE: both * 2,
-        PrepareStage.MISSING: (prepared(GHOST),),
-        PrepareStage.OTHER_UID: (prepared(GHOST),),
-        PrepareStage.BAD: (prepared(BAD_1, BAD_2, TRAIN, INFER),) * 2,
+        PrepareStage.MISSING: (prepare_call(GHOST),),
+        PrepareStage.OTHER_UID: (prepare_call(GHOST),),
+        PrepareStage.BAD: (prepare_call(BAD_1, BAD_2, TRAIN, INFER),) * 2,
     }
     allocated = {
         TRAIN: (("gpus", "node-a", "gpu-0"), ("gpus", "node-a", "gpu-1")),

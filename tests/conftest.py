@@ -1,4 +1,4 @@
-"""What every test gets: short paths, its place in the make targets, a last line about skips, no deadlines.
+"""Fixtures and hooks of all tests: short paths, make targets, a last line about skips, no deadlines.
 
 A slow machine is no bug, so hypothesis times neither its examples nor the making of them. It tries few
 examples, and many with ``--hypothesis-profile=large``, which ``make test-all`` passes. A shell that starts

@@ -58,7 +58,7 @@ def broken_log_handler(level: int = logging.WARNING) -> Iterator[None]:
 
 
 def ref(name: str) -> DeviceRef:
-    """A device of the driver."""
+    """Return the identity of a device of the driver."""
     return DeviceRef(DRIVER, NODE, name)
 
 
@@ -85,7 +85,7 @@ def until(monitor: Monitor, name: str, health: Health, code: str = "") -> Device
 
 
 def codes(device: DeviceHealth) -> list[str]:
-    """The codes of its causes, worst first."""
+    """Return the codes of a device's causes, worst first."""
     return [cause.code for cause in device.causes]
 
 
@@ -124,7 +124,7 @@ class Hosting:
 
 
 async def _cut_off() -> None:
-    """Ends the connections that clients still hold: grpclib leaves them to the end of the process."""
+    """End the connections that clients still hold: grpclib leaves them to the end of the process."""
     transports: dict[int, asyncio.Transport] = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]
     for transport in list(transports.values()):
         transport.abort()

@@ -34,7 +34,7 @@ def results(*devices: str, request: str = "gpus") -> list[dict[str, str]]:
     return [{"request": request, "driver": DRIVER, "pool": "node-1", "device": device} for device in devices]
 
 
-def reserved(*pods: str) -> list[dict[str, str]]:
+def reservations(*pods: str) -> list[dict[str, str]]:
     """Return reservations for pods with these UIDs."""
     return [{"resource": "pods", "name": f"pod-{uid}", "uid": uid} for uid in pods]
 
@@ -104,7 +104,7 @@ class Node:
 
     # --- content ---------------------------------------------------------------------------------------
 
-    def prepared(self, *claims: dict[str, Any]) -> None:
+    def write_checkpoint(self, *claims: dict[str, Any]) -> None:
         """Write the kubelet's checkpoint."""
         (self.kubelet / kubelet_files.CLAIMS_FILE).write_bytes(checkpoint(claims))
 
@@ -138,7 +138,7 @@ class Node:
             self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s
         )
 
-    def saved(self, name: str, *objects: dict[str, Any]) -> str:
+    def write_objects(self, name: str, *objects: dict[str, Any]) -> str:
         """Write a file of objects and return its path."""
         path = self.root / name
         path.write_text(json.dumps({"kind": "List", "items": objects}))
@@ -167,9 +167,9 @@ class Node:
 
     def explain(self, *argv: str) -> tuple[int, str, str]:
         """Run the command on this node; return exit code, output and errors."""
-        return self.bare(*argv, *self.flags)
+        return self.run_bare(*argv, *self.flags)
 
-    def bare(self, *argv: str) -> tuple[int, str, str]:
+    def run_bare(self, *argv: str) -> tuple[int, str, str]:
         """Run the command with these arguments alone; return exit code, output and errors."""
         code = main(["explain", *argv])
         return code, *self.capsys.readouterr()
@@ -181,7 +181,7 @@ class Node:
         return code, json.loads(out)
 
 
-def listing(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
+def podresources_answer(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
     """Return an answer of podresources: pods by name, each with a claim and its devices."""
     return lambda: listed_pods(
         *(
@@ -204,7 +204,7 @@ def prepared_claim(name: str, *devices: str, pods: Sequence[str] = (), uid: str 
         uid or f"c-{name}",
         name=name,
         pods=pods,
-        drivers={DRIVER: {"Devices": [device(one) for one in devices]}},
+        drivers={DRIVER: {"Devices": [device(found_device) for found_device in devices]}},
     )
 
 

@@ -105,7 +105,7 @@ class FakeNvml:
             ValueError: A command was refused; the text gives the reason.
         """
         answer = ""
-        with self._connected() as connection, connection.makefile("rw") as stream:
+        with self._connect() as connection, connection.makefile("rw") as stream:
             for command in commands:
                 print(command, file=stream, flush=True)
                 status, _, answer = stream.readline().rstrip("\n").partition(" ")
@@ -117,7 +117,7 @@ class FakeNvml:
         """Return the number of calls on a GPU since the process began, hung and failed ones included."""
         return int(self.send(f"gpu {gpu} calls {call}"))
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             connection = socket.socket(socket.AF_UNIX)

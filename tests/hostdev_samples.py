@@ -67,13 +67,13 @@ def host_of(paper: Path, **options: Any) -> Host:
 
 
 def parts(host: Host) -> dict[str, object]:
-    return {name: one.device.part for name, one in host.found.items()}
+    return {name: found.device.part for name, found in host.found.items()}
 
 
 def claim_of(
     *devices: tuple[str, str], uid: str = "uid-1", configs: Any = (), name: str = "c"
 ) -> drahealth.Claim:
-    """A claim that was given devices, each for a request."""
+    """Return a claim with allocated devices, each for a request."""
     return drahealth.Claim(
         "team-a",
         name,

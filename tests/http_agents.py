@@ -38,7 +38,7 @@ ANY_PORT = ListenAddress("127.0.0.1", 0)
 
 
 @contextmanager
-def serving(app: Any, *addresses: ListenAddress, **options: Any) -> Iterator[HttpServer]:
+def serve_app(app: Any, *addresses: ListenAddress, **options: Any) -> Iterator[HttpServer]:
     """Serve an application in a thread."""
     server = HttpServer(addresses or (ANY_PORT,), app, **options)
     failures: list[BaseException] = []

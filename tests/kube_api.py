@@ -76,7 +76,9 @@ class FakeKubeApi(ApiServer):
 
     def get(self, path: str) -> dict[str, Any]:
         if path == GROUP and self.versions:
-            names = [{"groupVersion": f"{GROUP[6:]}/{one}", "version": one} for one in self.versions]
+            names = [
+                {"groupVersion": f"{GROUP[6:]}/{version}", "version": version} for version in self.versions
+            ]
             return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP[6:], "versions": names}
         return super().get(path)
 

@@ -65,9 +65,9 @@ def checkpoint(claims: Sequence[Mapping[str, Any]] | None, **more: Any) -> bytes
         "ClaimInfoStateList": claims,
         **more,
     }
-    return sealed(json.dumps(data, separators=(",", ":")))
+    return with_checksum(json.dumps(data, separators=(",", ":")))
 
 
-def sealed(text: str) -> bytes:
+def with_checksum(text: str) -> bytes:
     """Return a file with this text and a checksum."""
     return json.dumps({"Data": text, "Checksum": crc32(text.encode())}, separators=(",", ":")).encode()

@@ -109,7 +109,7 @@ class HugepagePool:
 
 @contextmanager
 def hugepages(size_kib: int, pages: int) -> Iterator[HugepagePool]:
-    """The pool of a size, holding ``pages`` pages; afterwards as many as before."""
+    """Resize the pool of a page size to ``pages`` for a ``with`` block, and yield the pool."""
     pool = HugepagePool(size_kib)
     if not pool.file.exists():
         pytest.skip(f"no hugepages of {size_kib} KiB on this machine")
@@ -138,7 +138,7 @@ sys.stdin.read()
 
 @contextmanager
 def held_hugepages(pool: HugepagePool, surplus: int) -> Iterator[None]:
-    """A process has every page of a pool, and the kernel has lent it so many more, until the end."""
+    """Hold all pages of a pool and ``surplus`` more pages with a process for a ``with`` block."""
     overcommit = pool.file.with_name("nr_overcommit_hugepages")
     with machine_lock(), ExitStack() as stack:
         before = overcommit.read_text()
@@ -177,7 +177,7 @@ class Cpu:
 
 @contextmanager
 def hotplug(number: int) -> Iterator[Cpu]:
-    """A CPU that is online now, for the test to take offline and online; online afterwards."""
+    """Yield an online CPU that the test may take offline; the CPU is online afterwards."""
     cpu = Cpu(number)
     with machine_lock():
         if not cpu.file.exists() or not cpu.is_online():
@@ -191,7 +191,7 @@ def hotplug(number: int) -> Iterator[Cpu]:
 
 @contextmanager
 def cpu_offline(number: int) -> Iterator[Cpu]:
-    """A CPU, offline until the end."""
+    """Take a CPU offline for a ``with`` block, and yield it."""
     with hotplug(number) as cpu:
         cpu.set_online(False)
         yield cpu
@@ -221,7 +221,7 @@ class Kubepods:
     systemd: bool
 
     def directory(self, qos: str = "", pod: str = "", container: str = "") -> Path:
-        """Where a level lies below each root: kubepods, a QoS class (or none), a pod, a container."""
+        """Return the path of a level below each root: kubepods, a QoS class (or none), a pod, a container."""
         top = self.cgroup_root.strip("/")
         if self.systemd:
             names = [top.replace("-", "_"), "kubepods"]
@@ -273,8 +273,8 @@ def _remove_cgroup(top: Path) -> None:
 
 
 @contextmanager
-def _hugetlb_handed_on(root: Path) -> Iterator[None]:
-    """The children of the root cgroup have the hugetlb controller."""
+def _give_hugetlb_to_children(root: Path) -> Iterator[None]:
+    """Give the children of the root cgroup the hugetlb controller for a ``with`` block."""
     control = root / "cgroup.subtree_control"
     if "hugetlb" not in (root / "cgroup.controllers").read_text().split():
         pytest.skip("hugetlb is no controller of cgroup v2 here")
@@ -290,7 +290,7 @@ def _hugetlb_handed_on(root: Path) -> Iterator[None]:
 
 @contextmanager
 def hugetlb_for_v1(root: Path) -> Iterator[None]:
-    """No group of cgroup v2 has the hugetlb controller, so v1 can mount it; as before afterwards.
+    """Take the hugetlb controller from cgroup v2 for a ``with`` block, so that v1 can mount it.
 
     Without the controller in cgroup v2, or if v1 has it already, nothing changes.
     """
@@ -315,7 +315,7 @@ def hugetlb_for_v1(root: Path) -> Iterator[None]:
 def kubepods_tree(
     *controllers: str, unified: bool = True, hugetlb: bool = False, systemd: bool = False
 ) -> Iterator[Kubepods]:
-    """A kubepods tree of a unique ``cgroup_root``, empty but for the parent; removed afterwards.
+    """Create a kubepods tree that has only its parent cgroup, yield it, and remove it afterwards.
 
     Args:
         controllers: names of v1 hierarchies that are to have it too, ``memory``, ``cpu``.
@@ -334,7 +334,7 @@ def kubepods_tree(
                 pytest.skip("no cgroup v2 here")
             if hugetlb:
                 stack.enter_context(machine_lock())
-                stack.enter_context(_hugetlb_handed_on(v2))
+                stack.enter_context(_give_hugetlb_to_children(v2))
             roots.insert(0, v2)
         name = f"drahealth-test-{os.getpid()}-{next(_tree_numbers)}"
         tree = Kubepods(f"/{name}", tuple(roots), hugetlb, systemd)
@@ -352,10 +352,10 @@ def kubepods_tree(
 
 
 class HugetlbHit(NamedTuple):
-    """How a process ran into its cgroup's hugetlb limit."""
+    """Result of a process that reached its cgroup's hugetlb limit."""
 
     pages: int
-    """How many pages it got."""
+    """Number of pages that it got."""
     at_ns: int
     """CLOCK_MONOTONIC right before the page that it did not get [ns]."""
 
@@ -377,7 +377,7 @@ for page in range(pages):
 
 
 def hugetlb_hit(cgroup: Path, pages: int, *, size_kib: int = 2048) -> HugetlbHit:
-    """A real process in ``cgroup`` touches ``pages`` hugepages, and is killed by SIGBUS at the limit."""
+    """Touch ``pages`` hugepages with a process in ``cgroup``, which SIGBUS kills at the limit."""
     touch = [sys.executable, "-c", _TOUCH, str(cgroup / "cgroup.procs"), str(size_kib * 1024), str(pages)]
     done = subprocess.run(touch, capture_output=True, timeout=PATIENCE_S, check=False)
     if done.returncode != -signal.SIGBUS:
@@ -400,7 +400,7 @@ def _process_in(cgroup: Path, program: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def cpu_load(cgroup: Path) -> Iterator[None]:
-    """A process in a cgroup wants a whole CPU, until the end."""
+    """Use a whole CPU with a process in a cgroup for a ``with`` block."""
     with _process_in(cgroup, _SPIN) as process:
         try:
             yield
@@ -409,7 +409,7 @@ def cpu_load(cgroup: Path) -> Iterator[None]:
 
 
 def oom_kill(cgroup: Path) -> None:
-    """A process in a cgroup with a limit takes memory until the kernel kills it."""
+    """Allocate memory with a process in a cgroup with a limit until the kernel kills it."""
     with _process_in(cgroup, _EAT) as process:
         if (status := process.wait(PATIENCE_S)) != -signal.SIGKILL:
             raise AssertionError(f"not killed, but status {status}")

@@ -21,7 +21,7 @@ CLONE_NEWNET: Final = 0x40000000
 NETLINK_KOBJECT_UEVENT: Final = 15
 KERNEL_GROUP: Final = 1
 HEADER: Final = struct.Struct("=IHHII")
-"""Of a netlink message: length, type, flags, sequence, port."""
+"""Header of a netlink message: length, type, flags, sequence, port."""
 MIN_TYPE: Final = 16
 REQUEST_ACK: Final = 1 | 4
 
@@ -39,7 +39,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def netns() -> Iterator[None]:
-    """This thread is in a network namespace of its own, and so are the threads and processes it starts."""
+    """Move this thread, and the threads and processes it starts, to a new network namespace."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.unshare(CLONE_NEWNET):
@@ -54,7 +54,7 @@ def netns() -> Iterator[None]:
 
 
 def run_in_user_namespace(*command: str) -> str:
-    """What a command prints as root of a user namespace with a network namespace of its own."""
+    """Return the output of a command as root of a user namespace with a network namespace of its own."""
     unshare = ["unshare", "-U", "-r", "-n"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespace of one's own")
@@ -72,7 +72,7 @@ def _message(action: str, path: str, variables: dict[str, str]) -> bytes:
 
 
 class Injector:
-    """Hands events to the kernel, for the network namespace in which it was made."""
+    """Sender of kernel events for the network namespace in which it was created."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_KOBJECT_UEVENT)

@@ -8,8 +8,8 @@ from pathlib import Path
 from patience import PATIENCE_S
 
 
-def in_own_process(function: Callable[..., None], *args: object) -> None:
-    """Calls a function of a test module with these arguments as text; what it raises fails the test."""
+def run_in_own_process(function: Callable[..., None], *args: object) -> None:
+    """Call a function of a test module with these arguments as text; what it raises fails the test."""
     program = (
         f"import sys; from {function.__module__} import {function.__name__} as part; part(*sys.argv[1:])"
     )

@@ -117,7 +117,7 @@ class PaperNode:
         """Set one pool."""
         self.pools[sample.size_kib, sample.numa_node] = sample
 
-    def online(self, cpus: str) -> None:
+    def set_online(self, cpus: str) -> None:
         """Set the online CPUs."""
         self.cpus = cpus_sample(parse_cpus(cpus))
 
@@ -153,7 +153,7 @@ class PaperNode:
             core=NativeCoreStats(passes=self.passes),
         )
 
-    def starting(self) -> Snapshot:
+    def starting_snapshot(self) -> Snapshot:
         """Return the snapshot before the end of the first pass."""
         unread = CpuSetsSample(ABSENT, ABSENT, ABSENT)
         state = SourceState.STARTING
@@ -162,7 +162,9 @@ class PaperNode:
 
     def evaluate(self) -> Report:
         """Evaluate the snapshot and return the report."""
-        self.state, report = step(self.state, self.snapshot() if self.passes else self.starting(), self.now)
+        self.state, report = step(
+            self.state, self.snapshot() if self.passes else self.starting_snapshot(), self.now
+        )
         return report
 
     def next(self, passes: int = 1) -> Report:

@@ -1,4 +1,4 @@
-"""What saw the result of each test: an independent client, another process, or the test alone.
+"""Observers of each test's result: an independent client, another process, or the test alone.
 
 With ``--junitxml`` each test gets the property ``seen_by``, for docs/reliability.md.
 """
@@ -38,11 +38,11 @@ def _note_channels() -> None:
     for module in (grpc, grpc.aio):
         make = module.insecure_channel
 
-        def noting(*args: Any, make: Any = make, **kwargs: Any) -> Any:
+        def record_and_make(*args: Any, make: Any = make, **kwargs: Any) -> Any:
             _found.add(GRPCIO)
             return make(*args, **kwargs)
 
-        module.insecure_channel = noting
+        module.insecure_channel = record_and_make
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Which tests each make target runs, and which tests must not run at the same time.
+"""Tests that each make target runs, and tests that must not run at the same time.
 
 ``make check`` runs what is marked neither ``live`` nor ``slow``, ``make test`` what is not ``slow``, and
 ``make test-all`` everything. The tables below mark whole files; a single test carries its mark itself.
@@ -158,7 +158,7 @@ SPREAD: Final = frozenset(
 """Long tests that share nothing: each is a group of its own. They start before the remaining files."""
 
 
-def listed(path: str, table: Iterable[str]) -> bool:
+def is_listed(path: str, table: Iterable[str]) -> bool:
     """Return whether a path below tests/, or a directory that holds it, is in ``table``."""
     return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in table)
 
@@ -166,9 +166,9 @@ def listed(path: str, table: Iterable[str]) -> bool:
 def group_of(path: str) -> str | None:
     """Return the group that a file's tests belong to, None if each test is a group of its own."""
     for name, files in GROUPS.items():
-        if listed(path, files):
+        if is_listed(path, files):
             return name
-    return None if listed(path, SPREAD) else path
+    return None if is_listed(path, SPREAD) else path
 
 
 def rank(path: str) -> int:
@@ -176,7 +176,7 @@ def rank(path: str) -> int:
     group = group_of(path)
     if group in GROUPS:
         return list(GROUPS).index(group)
-    later = (group is None, listed(path, SLOW), listed(path, LIVE), True)
+    later = (group is None, is_listed(path, SLOW), is_listed(path, LIVE), True)
     return len(GROUPS) + later.index(True)
 
 
@@ -190,7 +190,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Hands whole groups to workers. pytest-xdist's own loadgroup has no effect with pytest 9.2."""
+    """Scheduler that gives whole groups to workers: xdist's own loadgroup has no effect with pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0].removeprefix(f"{TESTS.name}/")
@@ -209,8 +209,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their file before -m selects, and order them by when they start."""
     paths = {item: item.path.relative_to(TESTS).as_posix() for item in items}
     for item, path in paths.items():
-        if listed(path, LIVE):
+        if is_listed(path, LIVE):
             item.add_marker(pytest.mark.live)
-        if listed(path, SLOW):
+        if is_listed(path, SLOW):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: rank(paths[item]))

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The words given to ``pytest.skip`` or the mark, without pytest's own prefix."""
+    """Return the reason of ``pytest.skip`` or of the mark, without pytest's own prefix."""
     words = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return words.removeprefix("Skipped: ")
 
 
 def skip_line(before: Iterable[str], reasons: Iterable[str]) -> str:
-    """One line: the steps that were left out, then the reasons, the most frequent first."""
+    """Return one line with the steps that were left out, then the reasons, the most frequent first."""
     counted = sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0]))
     parts = [*before, *(f"{number} test{'s' if number > 1 else ''}: {reason}" for reason, number in counted)]
     return "skipped: " + ("; ".join(" ".join(part.split()) for part in parts) or "nothing")
@@ -46,7 +46,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """After pytest's own summary."""
+    """Print the line about skips after pytest's own summary."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or config.option.collectonly:
         return

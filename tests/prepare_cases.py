@@ -68,8 +68,8 @@ def health_of(
     return DeviceHealth("node1", name, "gpu", wire, severity, message, ZERO, ZERO, 30, causes, driver=DRIVER)
 
 
-def holding(claim: Claim, *devices: DeviceHealth, **more: Any) -> PrepareContext:
-    """A context in which the health engine says this of devices."""
+def prepare_context(claim: Claim, *devices: DeviceHealth, **more: Any) -> PrepareContext:
+    """Return a prepare context with the health of some devices."""
     return PrepareContext(claim, {ref(device.device): device for device in devices}, **more)
 
 
@@ -81,7 +81,7 @@ class Case(NamedTuple):
     claim: Claim = ONE
 
 
-def raised(act: Callable[[Path], object], path: Path) -> BaseException:
+def raised_error(act: Callable[[Path], object], path: Path) -> BaseException:
     """Return the exception that a case raises."""
     try:
         act(path)
@@ -90,14 +90,14 @@ def raised(act: Callable[[Path], object], path: Path) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def raising(error: BaseException) -> Callable[[Path], object]:
+def error_raiser(error: BaseException) -> Callable[[Path], object]:
     def act(_: Path) -> None:
         raise error
 
     return act
 
 
-def failing(number: int, operation: Operation | None, path: str = "") -> Callable[[Path], object]:
+def os_error_raiser(number: int, operation: Operation | None, path: str = "") -> Callable[[Path], object]:
     """Return a function that raises an OSError like a failed system call."""
 
     def act(_: Path) -> None:
@@ -138,12 +138,12 @@ def unknown_value(_: Path) -> None:
     msgspec.convert({"pages": "many"}, Parameters)
 
 
-def while_(operation: Operation, act: Callable[[Path], object]) -> Callable[[Path], object]:
-    def marked(path: Path) -> None:
+def during_operation(operation: Operation, act: Callable[[Path], object]) -> Callable[[Path], object]:
+    def run_in_operation(path: Path) -> None:
         with doing(operation):
             act(path)
 
-    return marked
+    return run_in_operation
 
 
 def bad_json(_: Path) -> None:
@@ -194,7 +194,7 @@ def no_server(path: Path) -> None:
 
 
 def nvml(code: int) -> Callable[[Path], object]:
-    return raising(pynvml.NVMLError(code))
+    return error_raiser(pynvml.NVMLError(code))
 
 
 class ApiException(Exception):
@@ -227,23 +227,23 @@ HTTPStatusError.__module__ = "httpx"
 
 def api(status: int, reason: str = "") -> Callable[[Path], object]:
     body = json.dumps({"kind": "Status", "reason": reason, "message": "the words", "code": status})
-    return raising(ApiException(status, "phrase", body if reason else None))
+    return error_raiser(ApiException(status, "phrase", body if reason else None))
 
 
-def failed(code: str, name: str = "gpu-0") -> Callable[[Path], object]:
-    return raising(FailedDeviceError(name, "broken", code=code))
+def device_error_raiser(code: str, name: str = "gpu-0") -> Callable[[Path], object]:
+    return error_raiser(FailedDeviceError(name, "broken", code=code))
 
 
 def passes(code: str) -> Callable[[Path], object]:
-    return raising(TransientError("1 of 2", code=code))
+    return error_raiser(TransientError("1 of 2", code=code))
 
 
 def users(code: str) -> Callable[[Path], object]:
-    return raising(BadConfigError("3 pages, limit 2", code=code))
+    return error_raiser(BadConfigError("3 pages, limit 2", code=code))
 
 
 def stays(code: str, scope: Scope = Scope.NODE) -> Callable[[Path], object]:
-    return raising(PermanentError("no such thing here", code=code, scope=scope))
+    return error_raiser(PermanentError("no such thing here", code=code, scope=scope))
 
 
 def bug(_: Path) -> None:
@@ -252,15 +252,15 @@ def bug(_: Path) -> None:
 
 CASES = [
     # GPUs
-    Case("gpu.xid.79", F, failed("gpu.xid.79")),
-    Case("gpu.xid.109", F, failed("gpu.xid.109")),
-    *(Case(f"gpu.xid.{code}", T, failed(f"gpu.xid.{code}")) for code in (13, 31, 43, 45, 68)),
+    Case("gpu.xid.79", F, device_error_raiser("gpu.xid.79")),
+    Case("gpu.xid.109", F, device_error_raiser("gpu.xid.109")),
+    *(Case(f"gpu.xid.{code}", T, device_error_raiser(f"gpu.xid.{code}")) for code in (13, 31, 43, 45, 68)),
     Case("gpu.lost", F, nvml(15)),
     Case("gpu.lost", T, nvml(15), claim=TWO),
-    Case("gpu.missing", F, failed("gpu.missing")),
-    Case("gpu.ecc.uncorrectable", F, failed("gpu.ecc.uncorrectable")),
-    Case("gpu.remap.pending", F, failed("gpu.remap.pending")),
-    Case("gpu.remap.failure", F, failed("gpu.remap.failure")),
+    Case("gpu.missing", F, device_error_raiser("gpu.missing")),
+    Case("gpu.ecc.uncorrectable", F, device_error_raiser("gpu.ecc.uncorrectable")),
+    Case("gpu.remap.pending", F, device_error_raiser("gpu.remap.pending")),
+    Case("gpu.remap.failure", F, device_error_raiser("gpu.remap.failure")),
     Case("gpu.reset_required", F, nvml(16)),
     Case("gpu.reset_required", T, nvml(16), claim=TWO),
     Case("gpu.not_found", T, nvml(28)),
@@ -278,51 +278,51 @@ CASES = [
     Case("gpu.nvml.timeout", T, nvml(10)),
     Case("driver.bug.nvml", U, nvml(2)),
     # Any device
-    Case("pci.missing", F, failed("pci.missing")),
-    Case("pci.config_ff", F, failed("pci.config_ff")),
-    Case("device.busy", T, failing(errno.EBUSY, Operation.DEVICE)),
+    Case("pci.missing", F, device_error_raiser("pci.missing")),
+    Case("pci.config_ff", F, device_error_raiser("pci.config_ff")),
+    Case("device.busy", T, os_error_raiser(errno.EBUSY, Operation.DEVICE)),
     Case("device.gone", T, lambda _: Path("/dev/drahealth-no-such-device").read_bytes()),
-    Case("device.io", T, failing(errno.EIO, None, "/dev/nvidia0")),
+    Case("device.io", T, os_error_raiser(errno.EIO, None, "/dev/nvidia0")),
     Case("device.timeout", T, slow_program),
-    Case("device.denied", U, failing(errno.EACCES, None, "/dev/nvidia0")),
+    Case("device.denied", U, os_error_raiser(errno.EACCES, None, "/dev/nvidia0")),
     Case("device.unknown", T, passes("device.unknown")),
     Case("device.unknown", P, stays("device.unknown", Scope.CLAIM)),
     # CPUs, memory, cgroups
-    *(Case(code, F, failed(code)) for code in ("cpu.offline", "cpu.missing", "cpu.machine_check",
+    *(Case(code, F, device_error_raiser(code)) for code in ("cpu.offline", "cpu.missing", "cpu.machine_check",
                                                "cpu.throttled.core", "mem.hugepages.pool_shrunk",
                                                "mem.numa.offline", "mem.ecc.uncorrectable", "mem.poisoned")),
     Case("cpu.overlap", T, passes("cpu.overlap")),
     Case("cpu.overlap", P, stays("cpu.overlap")),
     Case("cpu.opaque_cpuset.invalid", B, users("cpu.opaque_cpuset.invalid")),
-    Case("cgroup.rejected", T, failing(errno.EINVAL, None, "/sys/fs/cgroup/a/cpuset.cpus")),
+    Case("cgroup.rejected", T, os_error_raiser(errno.EINVAL, None, "/sys/fs/cgroup/a/cpuset.cpus")),
     Case("cgroup.gone", T, lambda _: Path("/sys/fs/cgroup/no-such/cpu.max").read_bytes()),
-    Case("cgroup.denied", U, failing(errno.EROFS, Operation.CGROUP)),
+    Case("cgroup.denied", U, os_error_raiser(errno.EROFS, Operation.CGROUP)),
     Case("cgroup.controller_missing", P, stays("cgroup.controller_missing")),
     Case("cgroup.version_unsupported", P, stays("cgroup.version_unsupported")),
     Case("mem.hugepages.insufficient", T, passes("mem.hugepages.insufficient")),
     Case("mem.hugepages.size_unsupported", B, users("mem.hugepages.size_unsupported")),
     # CDI files
     Case("cdi.write", T, full_disk),
-    Case("cdi.write", P, failing(errno.EROFS, None, "/var/run/cdi/gpu.json")),
+    Case("cdi.write", P, os_error_raiser(errno.EROFS, None, "/var/run/cdi/gpu.json")),
     Case("cdi.dir_missing", T, no_directory),
-    Case("cdi.malformed", T, while_(Operation.CDI, bad_json)),
+    Case("cdi.malformed", T, during_operation(Operation.CDI, bad_json)),
     # Parameters and claims
-    Case("config.decode", B, while_(Operation.CONFIG, bad_json)),
-    Case("config.decode", B, while_(Operation.CONFIG, bad_toml)),
-    Case("config.decode", B, while_(Operation.CONFIG, bad_msgspec)),
+    Case("config.decode", B, during_operation(Operation.CONFIG, bad_json)),
+    Case("config.decode", B, during_operation(Operation.CONFIG, bad_toml)),
+    Case("config.decode", B, during_operation(Operation.CONFIG, bad_msgspec)),
     Case("config.decode", B, unknown_value, claim=WITH_PARAMETERS),
     Case("config.conflict", B, users("config.conflict")),
     Case("config.source_not_allowed", B, users("config.source_not_allowed")),
-    Case("config.invalid", B, while_(Operation.CONFIG, bug)),
+    Case("config.invalid", B, during_operation(Operation.CONFIG, bug)),
     Case("config.invalid", B, users("")),
     *(Case(code, T, passes(code)) for code in ("claim.unallocated", "claim.uid_mismatch", "claim.malformed",
                                                "claim.not_reserved", "claim.no_result_for_driver")),
     Case("claim.not_found", T, api(404)),
     # The API server, other servers
     Case("api.timeout", T, api(504, "Timeout")),
-    Case("api.timeout", T, while_(Operation.API, asyncio_timeout)),
-    Case("api.unreachable", T, failing(errno.ECONNREFUSED, Operation.API)),
-    Case("api.unreachable", T, while_(Operation.API, resolve_invalid_address)),
+    Case("api.timeout", T, during_operation(Operation.API, asyncio_timeout)),
+    Case("api.unreachable", T, os_error_raiser(errno.ECONNREFUSED, Operation.API)),
+    Case("api.unreachable", T, during_operation(Operation.API, resolve_invalid_address)),
     Case("os.unconnected", T, resolve_invalid_address),
     Case("api.conflict", T, api(409, "Conflict")),
     Case("api.429", T, api(429)),
@@ -331,34 +331,34 @@ CASES = [
     Case("api.forbidden", P, api(403, "Forbidden")),
     Case("api.invalid", P, api(422, "Invalid")),
     Case("api.refused", U, api(400, "BadRequest")),
-    Case("http.unavailable", T, raising(HTTPStatusError(Response(503)))),
-    Case("http.refused", U, raising(HTTPStatusError(Response(403)))),
+    Case("http.unavailable", T, error_raiser(HTTPStatusError(Response(503)))),
+    Case("http.refused", U, error_raiser(HTTPStatusError(Response(403)))),
     Case("grpc.unavailable", T, no_server),
-    Case("grpc.failed", U, raising(GRPCError(Status.INTERNAL, "no luck"))),
+    Case("grpc.failed", U, error_raiser(GRPCError(Status.INTERNAL, "no luck"))),
     # The driver
-    *(Case(f"request.{field}", U, raising(DriverError(f"{field}: is empty", code=f"request.{field}")))
+    *(Case(f"request.{field}", U, error_raiser(DriverError(f"{field}: is empty", code=f"request.{field}")))
       for field in ("uid", "name", "namespace", "claims")),
     Case("kubelet.not_registered", T, passes("kubelet.not_registered")),
     Case("deadline", T, trio_timeout),
     Case("deadline", T, asyncio_timeout),
-    Case("deadline", T, raising(GRPCError(Status.DEADLINE_EXCEEDED))),
+    Case("deadline", T, error_raiser(GRPCError(Status.DEADLINE_EXCEEDED))),
     Case("lock.timeout", T, held_lock),
-    Case("driver.shutting_down", T, raising(SystemExit(0))),
+    Case("driver.shutting_down", T, error_raiser(SystemExit(0))),
     Case("driver.cancelled", T, asyncio_cancelled),
-    Case("state.write", T, failing(errno.ENOSPC, Operation.STATE)),
-    Case("state.write", P, failing(errno.EROFS, Operation.STATE)),
-    Case("state.checkpoint_corrupt", P, while_(Operation.STATE, bad_json)),
+    Case("state.write", T, os_error_raiser(errno.ENOSPC, Operation.STATE)),
+    Case("state.write", P, os_error_raiser(errno.EROFS, Operation.STATE)),
+    Case("state.checkpoint_corrupt", P, during_operation(Operation.STATE, bad_json)),
     Case("state.version_newer", P, stays("state.version_newer", Scope.DRIVER)),
-    Case("backend.unreachable", U, raising(AgentUnreachable("no server at /run/drahealth/agent.sock"))),
-    Case("os.enospc", T, failing(errno.ENOSPC, None)),
-    Case("os.enoent", U, failing(errno.ENOENT, None)),
-    Case("text.too_many_files", T, raising(RuntimeError("accept4: too many open files"))),
+    Case("backend.unreachable", U, error_raiser(AgentUnreachable("no server at /run/drahealth/agent.sock"))),
+    Case("os.enospc", T, os_error_raiser(errno.ENOSPC, None)),
+    Case("os.enoent", U, os_error_raiser(errno.ENOENT, None)),
+    Case("text.too_many_files", T, error_raiser(RuntimeError("accept4: too many open files"))),
     Case("driver.bug.value_error", U, bug),
     Case("driver.decode", U, bad_json),
-    Case("driver.exception.runtime_error", U, raising(RuntimeError("no luck"))),
-    Case("driver.error", U, raising(DriverError("no idea"))),
+    Case("driver.exception.runtime_error", U, error_raiser(RuntimeError("no luck"))),
+    Case("driver.error", U, error_raiser(DriverError("no idea"))),
     Case("driver.transient", T, passes("")),
-    Case("driver.failed_device", F, failed("")),
+    Case("driver.failed_device", F, device_error_raiser("")),
     Case("driver.permanent", P, stays("")),
 ]  # fmt: skip
 

@@ -38,7 +38,7 @@ class RecordedHost(stories.Host):
         super().__init__(settings)
 
     def evaluate(self) -> Report:
-        before, snapshot = self.state, self.snapshot() if self.passes else self.starting()
+        before, snapshot = self.state, self.snapshot() if self.passes else self.starting_snapshot()
         self.state, report = step(before, snapshot, self.now)
         use = StepOutcome.SILENT if report.starting else StepOutcome.PUBLISHED
         self.steps.append((before, snapshot, report, use))
@@ -57,7 +57,7 @@ class RecordedGpuNode(GpuNode):
         return replace(super().snapshot(), pods=self.pods)
 
     def evaluate(self) -> Report:
-        before, snapshot = self.state, self.snapshot() if self.passes else self.starting()
+        before, snapshot = self.state, self.snapshot() if self.passes else self.starting_snapshot()
         self.state, report = step(before, snapshot, self.now, is_full=len(self.steps) % 3 != 1)
         use = StepOutcome.SILENT if report.starting else StepOutcome.PUBLISHED
         self.steps.append((before, snapshot, report, use))
@@ -162,9 +162,13 @@ class MixedNode(stories.Host):
             self.read()
         self.wait(pause_s % 1)
         self.pressure = PressureSample(*(total + draw.randrange(1000) for total in self.pressure))
-        self.groups = [self._running(group) if draw.random() < 0.5 else group for group in self.groups]
+        self.groups = [
+            self._advance_counters(group) if draw.random() < 0.5 else group for group in self.groups
+        ]
         self.gpus = [
-            gpu if number in self.frozen or draw.random() < 0.03 else self._busy(gpu, max(1, int(pause_s)))
+            gpu
+            if number in self.frozen or draw.random() < 0.03
+            else self._advance_readings(gpu, max(1, int(pause_s)))
             for number, gpu in enumerate(self.gpus)
         ]
         before, snapshot = self.state, self.snapshot()
@@ -175,7 +179,7 @@ class MixedNode(stories.Host):
         if use is not StepOutcome.DISCARDED:
             self.state = state
 
-    def _running(self, group: CgroupSample) -> CgroupSample:
+    def _advance_counters(self, group: CgroupSample) -> CgroupSample:
         assert isinstance(group.cpu_periods, int)
         assert isinstance(group.cpu_throttled, int)
         return group._replace(
@@ -183,7 +187,7 @@ class MixedNode(stories.Host):
             cpu_throttled=group.cpu_throttled + (50 if self.draw.random() < 0.02 else 0),
         )
 
-    def _busy(self, gpu: GpuSample, passes: int) -> GpuSample:
+    def _advance_readings(self, gpu: GpuSample, passes: int) -> GpuSample:
         draw, readings = self.draw, dict(gpu.readings)
         temp = readings[GpuField.TEMP]
         if isinstance(temp, int) and temp < 85:
@@ -209,7 +213,7 @@ class MixedNode(stories.Host):
             self.gpus[number] = replace(healthy, readings={**H100, **kept})
         self.frozen.clear()
 
-    def happens(self) -> None:
+    def happen(self) -> None:
         """Let something happen to a GPU, a NIC, the host or its log."""
         draw = self.draw
         number = draw.randrange(len(self.gpus))
@@ -275,7 +279,7 @@ def mixed_day(seed: int, events: int = 12) -> list[Step]:
             case 2 | 3 | 4 | 5:
                 node.recover()
             case _:
-                node.happens()
+                node.happen()
     for _ in range(12):
         node.heartbeat(10.0)
     return node.steps

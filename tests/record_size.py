@@ -76,10 +76,11 @@ def quiet_snapshots(seconds: int, seed: int = 1, *, idle: bool = False) -> Itera
         now = Instant(now_ns, wall_s + draw.randrange(3) * 2.4e-7)
         passes = (now_ns - start_ns) // NS
         gpus = [
-            _read(gpu, now_ns, passes, draw) if idle else _busy(gpu, now_ns, passes, draw) for gpu in gpus
+            _read(gpu, now_ns, passes, draw) if idle else _advance_readings(gpu, now_ns, passes, draw)
+            for gpu in gpus
         ]
         groups = [
-            _running(group, draw) if at < LIMITED and not idle and draw.random() < 0.9 else group
+            _advance_counters(group, draw) if at < LIMITED and not idle and draw.random() < 0.9 else group
             for at, group in enumerate(groups)
         ]
         stalls = tuple(
@@ -157,7 +158,7 @@ def with_faults(snapshots: Iterator[tuple[Snapshot, Instant]]) -> Iterator[tuple
         yield replace(snapshot, gpus=replace(snapshot.gpus, gpus=tuple(gpus)), log=log), now
 
 
-def _busy(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuSample:
+def _advance_readings(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuSample:
     temp = gpu.readings[GpuField.TEMP]
     assert isinstance(temp, int)
     temp = min(74, max(52, temp + draw.choice((-1, 0, 0, 1))))
@@ -181,7 +182,7 @@ def _read(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuS
     return replace(gpu, passes=passes, slow_passes=passes // 10, beat_ns=now_ns - draw.randrange(NS))
 
 
-def _running(group: CgroupSample, draw: random.Random) -> CgroupSample:
+def _advance_counters(group: CgroupSample, draw: random.Random) -> CgroupSample:
     periods, throttled = group.cpu_periods, group.cpu_throttled
     assert isinstance(periods, int)
     assert isinstance(throttled, int)

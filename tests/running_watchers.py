@@ -18,7 +18,7 @@ class RunningWatcher:
         self.wakes += 1
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run_watch(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.watch.run, self.wake)
             yield

@@ -179,10 +179,12 @@ def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any
 
 @pytest.mark.parametrize("resource", RESOURCES)
 def test_policy_refuses_objects_that_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
-    requests = {name: request(resource, config(one)) for name, one in PARAMETERS.items()}
+    requests = {name: request(resource, config(value)) for name, value in PARAMETERS.items()}
     results = evaluate(list(requests.values()))
     allowed = {name: set(result) == {"true"} for name, result in zip(requests, results, strict=True)}
-    assert allowed == {name: is_decodable(one["object"]) for name, one in requests.items()}
+    assert allowed == {
+        name: is_decodable(found_request["object"]) for name, found_request in requests.items()
+    }
     assert set(allowed.values()) == {True, False}
 
 
@@ -212,7 +214,7 @@ def test_policy_names_one_reason_for_each_mistake(evaluate: Evaluate) -> None:
 @pytest.fixture(scope="module")
 def agent_policy() -> Mapping[str, Any]:
     objects: Any = parse_yaml(AGENT_FILE.read_bytes())
-    (found,) = (one for one in objects if one["kind"] == "ValidatingAdmissionPolicy")
+    (found,) = (obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy")
     return dict(found)
 
 
@@ -235,10 +237,10 @@ def node_update(
     }
     before: dict[str, Any] = {"metadata": metadata, "status": status}
     after = {key: value for key, value in {**before[part], **changed}.items() if key != absent}
-    return written("nodes", {**before, part: after}, before)
+    return write_request("nodes", {**before, part: after}, before)
 
 
-def written(
+def write_request(
     resource: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the variables of a request of the agent on NODE that creates, updates or deletes an object."""
@@ -264,10 +266,10 @@ ALLOWED_UPDATES: Final = (
     node_update({"conditions": [READY, {"type": "DRADevicesHealthy", "status": "False"}]}),
     node_update({"conditions": [READY]}),
     node_update({"managedFields": [{"manager": "drahealth"}], "resourceVersion": "2"}, part="metadata"),
-    written("leases", lease(f"drahealth-{NODE}")),
-    written("leases", lease(f"drahealth-{NODE}"), lease(f"drahealth-{NODE}")),
-    written("events", event()),
-    written("events", event("Node", NODE), event("Node", NODE)),
+    write_request("leases", lease(f"drahealth-{NODE}")),
+    write_request("leases", lease(f"drahealth-{NODE}"), lease(f"drahealth-{NODE}")),
+    write_request("events", event()),
+    write_request("events", event("Node", NODE), event("Node", NODE)),
 )
 REFUSED_UPDATES: Final = (
     (node_update({}, name="node-b"), "own Node only"),
@@ -281,15 +283,15 @@ REFUSED_UPDATES: Final = (
     (node_update({}, absent="labels", part="metadata"), "no labels"),
     (node_update({"annotations": {"a": "b"}}, part="metadata"), "no labels"),
     (node_update({"finalizers": ["a/b"]}, part="metadata"), "no labels"),
-    (written("leases", lease("drahealth-node-b")), "own node only"),
-    (written("leases", None, lease("drahealth-node-b")), "own node only"),
-    (written("leases", {"metadata": {"generateName": "drahealth-"}}), "own node only"),
-    (written("events", event("Node", "node-b")), "own Node and of pods"),
-    (written("events", event("Deployment", NODE)), "own Node and of pods"),
-    (written("events", event(reportingInstance="node-b")), "reports itself"),
-    (written("events", event(reportingComponent="kubelet")), "reports itself"),
-    (written("events", event(), event(reportingComponent="kubelet")), "reports itself"),
-    (written("events", None, event(reportingInstance="node-b")), "reports itself"),
+    (write_request("leases", lease("drahealth-node-b")), "own node only"),
+    (write_request("leases", None, lease("drahealth-node-b")), "own node only"),
+    (write_request("leases", {"metadata": {"generateName": "drahealth-"}}), "own node only"),
+    (write_request("events", event("Node", "node-b")), "own Node and of pods"),
+    (write_request("events", event("Deployment", NODE)), "own Node and of pods"),
+    (write_request("events", event(reportingInstance="node-b")), "reports itself"),
+    (write_request("events", event(reportingComponent="kubelet")), "reports itself"),
+    (write_request("events", event(), event(reportingComponent="kubelet")), "reports itself"),
+    (write_request("events", None, event(reportingInstance="node-b")), "reports itself"),
 )
 
 

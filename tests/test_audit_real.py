@@ -33,12 +33,12 @@ from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)
-pytestmark = pytest.mark.usefixtures("locked")
+pytestmark = pytest.mark.usefixtures("hold_machine_lock")
 namings = pytest.mark.parametrize("systemd", [False, True], ids=["cgroupfs", "systemd"])
 
 
 @pytest.fixture
-def locked() -> Iterator[None]:
+def hold_machine_lock() -> Iterator[None]:
     with machine_lock():
         yield
 
@@ -94,7 +94,9 @@ def audit(tree: Kubepods, pods: Path, *more: str) -> tuple[int, Any]:
 def wrong_of(document: Any) -> list[tuple[str, str, str]]:
     knobs = [*document["classes"], *(knob for pod in document["pods"] for knob in pod["knobs"])]
     fine = {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
-    return [(one["container"], one["file"], one["verdict"]) for one in knobs if one["verdict"] not in fine]
+    return [
+        (knob["container"], knob["file"], knob["verdict"]) for knob in knobs if knob["verdict"] not in fine
+    ]
 
 
 @namings
@@ -132,7 +134,7 @@ def test_every_wrong_value_is_found(tmp_path: Path, systemd: bool) -> None:
 
 @namings
 def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
-    """Compares the reader with one in Python, file by file."""
+    """The test compares the C reader with a reader in Python, file by file."""
     with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
         pod = pod_path(UID, QosClass.BURSTABLE, driver, tree.cgroup_root)
@@ -187,7 +189,7 @@ def test_cgroup_driver_and_pods_are_detected() -> None:
 
 
 def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path: Path) -> None:
-    """Sets the container's CPUs as an NRI plugin does through the runtime."""
+    """The test sets the container's CPUs as an NRI plugin does through the runtime."""
     mine = json.loads(json.dumps(OBJECT))
     mine["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
     (tmp_path / "devices.d").mkdir()
@@ -203,8 +205,8 @@ def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path:
     places = ("--kubelet-dir", str(tmp_path), "--runtime-dir", str(tmp_path))
     with tree_of_a_pod(False) as tree:
         for level in ("", "burstable"):
-            hand_cpus_on(tree, level)
-        hand_cpus_on(tree, "burstable", UID)
+            copy_parents_cpus(tree, level)
+        copy_parents_cpus(tree, "burstable", UID)
         container = CGROUPFS / "cpuset" / tree.directory("burstable", UID, CONTAINER)
         (container / "cpuset.cpus").write_text("1")
         kept = audit(tree, pods, *places)
@@ -217,21 +219,21 @@ def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path:
     assert loose[0] == 1
 
 
-def hand_cpus_on(tree: Kubepods, *level: str) -> None:
-    """In v1 a new cgroup has no CPUs until they are written."""
+def copy_parents_cpus(tree: Kubepods, *level: str) -> None:
+    """Copy the CPUs of the parent cgroups: in v1 a new cgroup has none."""
     at = CGROUPFS / "cpuset" / tree.directory(*level)
     for parent in (at.parent, at):
         if not (parent / "cpuset.cpus").read_text().strip():
             (parent / "cpuset.cpus").write_text((parent.parent / "cpuset.cpus").read_text())
 
 
-def parsed() -> Pod:
+def parse_object() -> Pod:
     return parse_pod(OBJECT)
 
 
 @namings
 def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -> None:
-    """Removes the container hierarchy by hierarchy after its pod was read."""
+    """The test removes the container hierarchy by hierarchy after its pod was read."""
     driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
     facts = NodeFacts(cgroup_version=1, cgroup_driver=driver, hugepages_kib=SIZES)
     with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
@@ -244,14 +246,14 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
                     left.pop().rmdir()
             return reader.read(path, own_cpus)
 
-        judged = audit_pod_cgroups(parsed(), AuditedNode(facts, tree.cgroup_root), read, 2e9)
+        judged = audit_pod_cgroups(parse_object(), AuditedNode(facts, tree.cgroup_root), read, 2e9)
     verdicts = {(comparison.cgroup.container, comparison.verdict) for comparison in judged.comparisons}
     assert {verdict for name, verdict in verdicts if name == "c1"} == {AuditVerdict.VANISHED}
     assert {verdict for name, verdict in verdicts if not name} <= {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
 
 
 def test_containers_that_come_and_go_are_complete_gone_or_new() -> None:
-    """At no moment is a value unreadable or different from the written ones."""
+    """The values are readable all the time, and equal to the written values."""
     with tree_of_a_pod(False) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         at = tree.directory("burstable", UID, CONTAINER)
         done = threading.Event()

@@ -36,8 +36,8 @@ def summary_of(node: SimulatedNode, last_s: float | None = None) -> Availability
 
 
 def availability(node: SimulatedNode, last_s: float | None = None) -> DeviceAvailability:
-    (one,) = (device for device in summary_of(node, last_s).devices if device.device == GPU)
-    return one
+    (only,) = (device for device in summary_of(node, last_s).devices if device.device == GPU)
+    return only
 
 
 # --- times -------------------------------------------------------------------------------------------------
@@ -72,10 +72,12 @@ def test_restarts_and_clock_steps_leave_exact_times_in_each_state(moves: list, a
     node.stop(away_s)
     timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
     spans = verdict_spans(node.stored, timeline)
-    for one in summarize(spans, timeline).devices:
-        assert one.observed_s == pytest.approx(node.true_s[one.device], abs=1e-3)
-        assert one.not_observed_s == pytest.approx(node.away_s[one.device], abs=1e-3)
-        assert sum(one.observed_s.values()) + one.not_observed_s == pytest.approx(one.total_s, abs=1e-3)
+    for device in summarize(spans, timeline).devices:
+        assert device.observed_s == pytest.approx(node.true_s[device.device], abs=1e-3)
+        assert device.not_observed_s == pytest.approx(node.away_s[device.device], abs=1e-3)
+        assert sum(device.observed_s.values()) + device.not_observed_s == pytest.approx(
+            device.total_s, abs=1e-3
+        )
 
 
 times = st.one_of(st.just(0.0), st.floats(0, 2e9), st.floats(-1e4, 1e4))
@@ -98,7 +100,7 @@ clocks = st.builds(ClockReading, times, times, st.sampled_from(["", "boot-1", "b
 @settings(max_examples=100)
 @given(periods, changes, clocks, st.none() | st.floats(0, 1e9))
 def test_times_of_any_history_sum_to_the_wall_time(given, changed, now, last_s) -> None:
-    """Also of a history with clocks that were set, reboots, and deleted periods."""
+    """The history has clocks that were set, reboots, and deleted periods."""
     stored = StoredVerdicts(
         tuple(ObservedPeriod(f"p-{number}", *values) for number, values in enumerate(given)),
         tuple(
@@ -109,16 +111,16 @@ def test_times_of_any_history_sum_to_the_wall_time(given, changed, now, last_s) 
     timeline = ObservedTimeAxis(stored.periods, now)
     spans = verdict_spans(stored, timeline)
     for known in spans.values():
-        for one, following in pairwise(known):
-            assert one.begin_s <= one.end_s == following.begin_s
+        for device, following in pairwise(known):
+            assert device.begin_s <= device.end_s == following.begin_s
     found = summarize(spans, timeline, None if last_s is None else now.wall_s - last_s)
-    for one in found.devices:
-        assert one.begin_s <= one.end_s
-        assert min(one.observed_s.values()) > -1e-3
-        assert 0 <= one.not_observed_s <= one.total_s
-        assert isclose(sum(one.observed_s.values()) + one.not_observed_s, one.total_s, abs_tol=1e-2)
-        assert last_s is None or one.total_s <= last_s + 1e-3
-        assert (one.mean_to_recover_s or 0) >= 0
+    for device in found.devices:
+        assert device.begin_s <= device.end_s
+        assert min(device.observed_s.values()) > -1e-3
+        assert 0 <= device.not_observed_s <= device.total_s
+        assert isclose(sum(device.observed_s.values()) + device.not_observed_s, device.total_s, abs_tol=1e-2)
+        assert last_s is None or device.total_s <= last_s + 1e-3
+        assert (device.mean_to_recover_s or 0) >= 0
 
 
 def test_time_over_a_reboot_is_not_observed() -> None:
@@ -127,9 +129,9 @@ def test_time_over_a_reboot_is_not_observed() -> None:
     node.reboot()
     node.start()
     node.run(HOUR_S)
-    one = availability(node)
-    assert one.not_observed_s == pytest.approx(600)
-    assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(2 * HOUR_S)
+    gpu = availability(node)
+    assert gpu.not_observed_s == pytest.approx(600)
+    assert gpu.observed_s[RecordedState.HEALTHY] == pytest.approx(2 * HOUR_S)
 
 
 @pytest.mark.parametrize("step_s", [-1e7, 1e7])
@@ -157,10 +159,10 @@ def test_wall_clock_that_is_wrong_until_after_boot_adds_no_time() -> None:
 
 def test_window_cuts_the_state_that_began_before() -> None:
     node = node_with([(LOST, 10 * HOUR_S), (HEALTHY, HOUR_S)])
-    one = availability(node, last_s=4 * HOUR_S)
-    assert one.observed_s[RecordedState.UNHEALTHY] == pytest.approx(3 * HOUR_S)
-    assert one.total_s == pytest.approx(4 * HOUR_S)
-    assert one.lost_s == pytest.approx(3 * HOUR_S)
+    gpu = availability(node, last_s=4 * HOUR_S)
+    assert gpu.observed_s[RecordedState.UNHEALTHY] == pytest.approx(3 * HOUR_S)
+    assert gpu.total_s == pytest.approx(4 * HOUR_S)
+    assert gpu.lost_s == pytest.approx(3 * HOUR_S)
 
 
 def test_device_is_counted_from_its_first_record() -> None:
@@ -182,22 +184,22 @@ def test_device_that_vanished_before_the_window_is_left_out() -> None:
 
 def test_faults_are_counted_with_their_means() -> None:
     node = node_with([(HEALTHY, 900), (LOST, 60), (HOT, 900), (LOST, 180), (HEALTHY, 1000)])
-    one = availability(node)
-    assert one.faults == 2
-    assert one.mean_between_faults_s == pytest.approx(1400)
-    assert one.mean_to_recover_s == pytest.approx(120)
-    assert one.changes == 4  # the first report is none
+    gpu = availability(node)
+    assert gpu.faults == 2
+    assert gpu.mean_between_faults_s == pytest.approx(1400)
+    assert gpu.mean_to_recover_s == pytest.approx(120)
+    assert gpu.changes == 4  # the first report is none
 
 
 def test_fault_that_continues_has_no_time_to_recover() -> None:
-    one = availability(node_with([(HEALTHY, 900), (LOST, 60)]))
-    assert (one.faults, one.mean_to_recover_s) == (1, None)
+    gpu = availability(node_with([(HEALTHY, 900), (LOST, 60)]))
+    assert (gpu.faults, gpu.mean_to_recover_s) == (1, None)
 
 
 def test_unknown_and_absent_do_not_end_a_fault() -> None:
     node = node_with([(HEALTHY, 60), (LOST, 60), (STALLED, 60), (GONE, 60), (LOST, 60), (HEALTHY, 60)])
-    one = availability(node)
-    assert (one.faults, one.mean_to_recover_s) == (1, pytest.approx(240))
+    gpu = availability(node)
+    assert (gpu.faults, gpu.mean_to_recover_s) == (1, pytest.approx(240))
 
 
 def test_restart_of_the_agent_is_no_fault_of_an_unhealthy_device() -> None:
@@ -206,8 +208,8 @@ def test_restart_of_the_agent_is_no_fault_of_an_unhealthy_device() -> None:
         node.stop(30)
         node.start((GPU, LOST))
         node.run(60)
-    one = availability(node)
-    assert (one.faults, one.changes, one.interruptions) == (1, 1, 1)
+    gpu = availability(node)
+    assert (gpu.faults, gpu.changes, gpu.interruptions) == (1, 1, 1)
 
 
 def test_repair_during_a_reboot_counts_with_the_time_of_the_reboot() -> None:
@@ -221,9 +223,9 @@ def test_repair_during_a_reboot_counts_with_the_time_of_the_reboot() -> None:
 
 def test_fault_before_the_window_counts_only_as_recovery() -> None:
     node = node_with([(HEALTHY, 60), (LOST, HOUR_S), (HEALTHY, 60)])
-    one = availability(node, last_s=600)
-    assert (one.faults, one.mean_between_faults_s) == (0, None)
-    assert one.mean_to_recover_s == pytest.approx(HOUR_S)
+    gpu = availability(node, last_s=600)
+    assert (gpu.faults, gpu.mean_between_faults_s) == (0, None)
+    assert gpu.mean_to_recover_s == pytest.approx(HOUR_S)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["first record", "deleted period"])
@@ -238,9 +240,9 @@ def test_fault_from_before_the_history_is_not_counted(is_deleted: bool) -> None:
         periods=node.stored.periods[is_deleted:], changes=node.stored.changes[is_deleted:]
     )
     timeline = ObservedTimeAxis(stored.periods, node.clocks)
-    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
-    assert (one.faults, one.mean_to_recover_s) == (1, pytest.approx(20))
-    assert one.mean_between_faults_s == pytest.approx(120)
+    (device,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert (device.faults, device.mean_to_recover_s) == (1, pytest.approx(20))
+    assert device.mean_between_faults_s == pytest.approx(120)
 
 
 # --- flapping ----------------------------------------------------------------------------------------------
@@ -255,8 +257,8 @@ def test_three_interruptions_in_an_hour_are_flapping() -> None:
 
 def test_interruptions_over_more_than_an_hour_are_no_flapping() -> None:
     node = node_with([(HEALTHY, 60), *[(LOST, 60), (HEALTHY, 1900)] * 6])
-    one = availability(node)
-    assert (one.interruptions, one.faults) == (2, 6)
+    gpu = availability(node)
+    assert (gpu.interruptions, gpu.faults) == (2, 6)
 
 
 def test_devices_unknown_after_each_restart_do_not_flap() -> None:
@@ -291,7 +293,7 @@ def test_first_record_of_a_device_is_no_change() -> None:
     node.follow((HEALTHY, 60), (LOST, 30))
     timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
     found = listed_changes(verdict_spans(node.stored, timeline))
-    assert [(one.change.before, one.verdict, one.end_s - one.begin_s) for one in found] == [
+    assert [(span.change.before, span.verdict, span.end_s - span.begin_s) for span in found] == [
         (RecordedState.HEALTHY, LOST, pytest.approx(30)),
         (RecordedState.UNHEALTHY, HEALTHY, pytest.approx(60)),
     ]
@@ -304,8 +306,8 @@ def test_change_of_a_deleted_period_is_at_the_begin_of_the_history() -> None:
     node.run(600)
     stored = StoredVerdicts(node.stored.periods[1:], node.stored.changes[-1:])
     timeline = ObservedTimeAxis(stored.periods, node.clocks)
-    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
-    assert one.total_s == pytest.approx(600)
+    (device,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert device.total_s == pytest.approx(600)
 
 
 def test_empty_history_has_no_device() -> None:

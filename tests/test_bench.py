@@ -57,7 +57,7 @@ from agent.bench.timing import (
 from agent.native.sampler import Sampler, SamplerOptions
 
 
-def timed(*medians: float) -> ContenderSamples:
+def samples_of(*medians: float) -> ContenderSamples:
     return ContenderSamples(tuple((median,) for median in medians), 1)
 
 
@@ -66,7 +66,7 @@ def timed(*medians: float) -> ContenderSamples:
 
 def test_paired_ratio_slow_round_has_no_effect() -> None:
     """The second round is twice as slow for both contenders."""
-    assert paired_ratio(timed(11, 22, 11), timed(10, 20, 10)) == MedianInterval(1.1, 1.1, 1.1)
+    assert paired_ratio(samples_of(11, 22, 11), samples_of(10, 20, 10)) == MedianInterval(1.1, 1.1, 1.1)
 
 
 def test_interval_contains_median_and_narrows_with_more_values() -> None:
@@ -251,7 +251,7 @@ def test_row_with_ratio_and_two_goals_has_three_verdicts() -> None:
 
 
 def test_goal_of_ratios_within_their_interval_is_undecided() -> None:
-    row = row_from_ratio("a.b", "", timed(3, 2, 4), timed(2, 2, 2))
+    row = row_from_ratio("a.b", "", samples_of(3, 2, 4), samples_of(2, 2, 2))
     assert row.values == (1.5, 1.0, 2.0)
     for limit, met in ((1.5, True), (1.25, None), (0.9, False)):
         verdict = evaluate_budgets(row, {"goal": {"a.b": {"median": limit, "why": "so"}}})[0]
@@ -259,7 +259,7 @@ def test_goal_of_ratios_within_their_interval_is_undecided() -> None:
 
 
 def test_sum_of_halves_is_half_of_each_sweep() -> None:
-    assert sum_of_halves({"core": timed(1, 2), "none": timed(5, 4)}).medians() == [3, 3]
+    assert sum_of_halves({"core": samples_of(1, 2), "none": samples_of(5, 4)}).medians() == [3, 3]
 
 
 def test_goals_have_statistics_and_a_reason() -> None:

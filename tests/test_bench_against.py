@@ -230,29 +230,29 @@ def test_slower_revision_gets_verdict_only_for_changed_rows(checkout: Path) -> N
 # --- statistics -------------------------------------------------------------------------------------------
 
 
-def compared(*ratios: float) -> FigureComparison:
+def comparison_of(*ratios: float) -> FigureComparison:
     return FigureComparison("a.b", "s", (1.0,) * len(ratios), ratios)
 
 
 def test_p_value_is_that_of_the_sign_test() -> None:
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).p_value == pytest.approx(2 / 64)
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 0.9).p_value == pytest.approx(14 / 64)
-    assert compared(1.1, 0.9).p_value == 1.0
-    assert compared(1.0, 1.0).p_value == 1.0, "equal pairs have no sign"
+    assert comparison_of(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).p_value == pytest.approx(2 / 64)
+    assert comparison_of(1.1, 1.1, 1.1, 1.1, 1.1, 0.9).p_value == pytest.approx(14 / 64)
+    assert comparison_of(1.1, 0.9).p_value == 1.0
+    assert comparison_of(1.0, 1.0).p_value == 1.0, "equal pairs have no sign"
 
 
 def test_verdict_needs_significance_and_three_percent() -> None:
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).verdict == "more"
-    assert compared(0.5, 0.6, 0.7, 0.8, 0.9, 0.95).verdict == "less"
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1).verdict == "", (
+    assert comparison_of(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).verdict == "more"
+    assert comparison_of(0.5, 0.6, 0.7, 0.8, 0.9, 0.95).verdict == "less"
+    assert comparison_of(1.1, 1.1, 1.1, 1.1, 1.1).verdict == "", (
         "five equal signs occur by chance in 1 of 16 cases"
     )
-    assert compared(1.02, 1.02, 1.02, 1.02, 1.02, 1.02).verdict == ""
+    assert comparison_of(1.02, 1.02, 1.02, 1.02, 1.02, 1.02).verdict == ""
 
 
 def test_comparison_text_states_figures_and_expected_chance_count() -> None:
     found = RevisionComparison(
-        "main (5948652f)", 3, (compared(*(1.1,) * 6), compared(*(1.0,) * 6)), ("x: only in y",)
+        "main (5948652f)", 3, (comparison_of(*(1.1,) * 6), comparison_of(*(1.0,) * 6)), ("x: only in y",)
     )
     lines = comparison_text(read_host(), found).splitlines()
     assert lines[-1] == "x: only in y"

@@ -62,7 +62,7 @@ def keys(outcome: SuiteOutcome) -> set[str]:
     return {row.key for table in outcome.tables for row in table.rows}
 
 
-def in_group(group: int) -> list[str]:
+def names_in_group(group: int) -> list[str]:
     """Return the names of all processes of a process group but zombies."""
     found = []
     for process in psutil.process_iter():
@@ -95,12 +95,12 @@ def test_peer_has_files_and_a_port_and_leaves_nothing_behind(programs: Path, tmp
     with start_peer(sleeper, str(programs / "sleeper"), []) as running:
         eventually((tmp_path / "ready").exists, "the start of the program")
         assert running.describe() == f"sleeper 1.2.3: {programs / 'sleeper'}, scrapes: 0"
-        eventually(lambda: len(in_group(running.pid)) == 3, "a shell and two processes")
+        eventually(lambda: len(names_in_group(running.pid)) == 3, "a shell and two processes")
     port, conf, home = (tmp_path / "ready").read_text().split()
     assert int(port.removeprefix("--port=")) > 0
     assert conf == "level=1"
     assert not Path(home).exists()
-    eventually(lambda: not in_group(running.pid), "the end of all processes")
+    eventually(lambda: not names_in_group(running.pid), "the end of all processes")
 
 
 def test_peer_that_ends_at_once_is_named_with_its_last_line(programs: Path) -> None:
@@ -128,7 +128,7 @@ def test_peer_that_ignores_sigterm_is_killed_and_named(programs: Path, tmp_path:
         eventually((tmp_path / "ready").exists, "the start of the program")
         assert not running.has_ended()
     assert skipped == ["idle: peer stubborn: SIGTERM did not end it within 5 s; killed"]
-    eventually(lambda: not in_group(running.pid), "the end of all processes")
+    eventually(lambda: not names_in_group(running.pid), "the end of all processes")
 
 
 def test_metrics_of_a_peer_are_scraped(programs: Path) -> None:

@@ -50,14 +50,16 @@ LABELS: Final = {
 SVG: Final = "{http://www.w3.org/2000/svg}"
 
 
-def timed(*medians: float, memory: int | None = None) -> ContenderSamples:
+def samples_of(*medians: float, memory: int | None = None) -> ContenderSamples:
     return ContenderSamples(tuple((median,) for median in medians), 1, memory)
 
 
 def race_table(rounds: int = 2) -> ResultTable:
     """Return a race: core 1.1 times the lower bound, psutil 5.5 times, plain Python 22 times."""
     times = {"core": 11.0, "floor": 10.0, "psutil": 55.0, "slow": 220.0}
-    found = {key: timed(*(time * n for n in range(1, rounds + 1)), memory=64) for key, time in times.items()}
+    found = {
+        key: samples_of(*(time * n for n in range(1, rounds + 1)), memory=64) for key, time in times.items()
+    }
     return ResultTable(
         "pass",
         rows_from_race("poll.pass.warm", InterleavedTimings(LABELS, found, ()), "floor"),
@@ -214,7 +216,7 @@ def test_unstable_run_names_the_unreliable_figures() -> None:
     assert report.stability_lines([]) == ("stability: unknown; no suite timed a loop",)
 
 
-def sized(size: int, *labels: str, notes: tuple[str, ...] = ()) -> ResultTable:
+def table_of_size(size: int, *labels: str, notes: tuple[str, ...] = ()) -> ResultTable:
     rows = tuple(row_from_samples(f"a.{size}.{label[0]}", label, [1.0, 2.0], "s") for label in labels)
     return ResultTable(f"{size} devices", rows, "floor", notes, "devices")
 
@@ -222,10 +224,10 @@ def sized(size: int, *labels: str, notes: tuple[str, ...] = ()) -> ResultTable:
 def test_common_remarks_of_a_section_are_printed_once() -> None:
     """A description is common if it is below each table with its contender; different remarks are not."""
     tables = (
-        sized(1, "core: C", "plain: Python", notes=("equal", "1 read")),
-        sized(8, "core: C", notes=("equal", "8 reads")),
-        sized(9, "core: C", "good: 9 kept", "plain: Python", notes=("equal", "9 reads")),
-        sized(10, "core: C", "good: 10 kept", notes=("equal", "10 reads")),
+        table_of_size(1, "core: C", "plain: Python", notes=("equal", "1 read")),
+        table_of_size(8, "core: C", notes=("equal", "8 reads")),
+        table_of_size(9, "core: C", "good: 9 kept", "plain: Python", notes=("equal", "9 reads")),
+        table_of_size(10, "core: C", "good: 10 kept", notes=("equal", "10 reads")),
     )
     (section,) = report.group_by_section(tables)
     assert section.common == ("ratio to floor", "core: C", "plain: Python", "equal")

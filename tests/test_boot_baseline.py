@@ -156,7 +156,7 @@ class Node(GpuNode):
         return result
 
 
-def found(report: Report, lowest: Severity = Severity.INFO) -> dict[str, set[str]]:
+def cause_codes(report: Report, lowest: Severity = Severity.INFO) -> dict[str, set[str]]:
     """Return the codes of the causes of each device."""
     return {
         device.device: {cause.code for cause in device.causes if cause.severity >= lowest}
@@ -166,7 +166,7 @@ def found(report: Report, lowest: Severity = Severity.INFO) -> dict[str, set[str
 
 
 def cause_of(report: Report, device: str, code: str) -> Cause:
-    (verdict,) = (one for one in report.devices if one.device == device)
+    (verdict,) = (found_device for found_device in report.devices if found_device.device == device)
     (cause,) = (cause for cause in verdict.causes if cause.code == code)
     return cause
 
@@ -183,17 +183,17 @@ LOST: Final = {
 
 def test_faults_against_start_survive_a_restart_of_the_agent() -> None:
     node = Node()
-    assert found(node.next(4)) == {}
+    assert cause_codes(node.next(4)) == {}
     node.lose()
     before = node.next(4)
-    assert found(before) == LOST
+    assert cause_codes(before) == LOST
     for _ in range(2):
         again = node.start_again()
-        assert found(again) == LOST
+        assert cause_codes(again) == LOST
         texts = [[cause.evidence for cause in device.causes] for device in again.devices]
         assert texts == [[cause.evidence for cause in device.causes] for device in before.devices]
     node.restore()
-    assert found(node.next(80), Severity.DEGRADED) == {}
+    assert cause_codes(node.next(80), Severity.DEGRADED) == {}
 
 
 @pytest.mark.parametrize(("device", "address"), [("nic-0", NIC), ("pci-0", FUNCTION)])
@@ -202,12 +202,12 @@ def test_cleared_line_about_a_nic_does_not_count_after_a_restart(device: str, ad
     line = f"mlx5_core {address}: synd 0x8: unrecoverable hardware error"
     node.next(4)
     node.log_host(line)
-    assert found(node.next(4), Severity.DEGRADED) == {device: {"pci.nic.stopped"}}
+    assert cause_codes(node.next(4), Severity.DEGRADED) == {device: {"pci.nic.stopped"}}
     assert not node.clear(f"{DRIVER}/node-a/{device}", "pci.nic.stopped").refusal
-    assert found(node.next(4), Severity.DEGRADED) == {}
-    assert found(node.start_again(), Severity.DEGRADED) == {}
+    assert cause_codes(node.next(4), Severity.DEGRADED) == {}
+    assert cause_codes(node.start_again(), Severity.DEGRADED) == {}
     node.log_host(line)
-    assert found(node.next(4), Severity.DEGRADED) == {device: {"pci.nic.stopped"}}
+    assert cause_codes(node.next(4), Severity.DEGRADED) == {device: {"pci.nic.stopped"}}
 
 
 def test_line_about_a_function_stays_a_fault_if_another_code_is_cleared() -> None:
@@ -217,7 +217,7 @@ def test_line_about_a_function_stays_a_fault_if_another_code_is_cleared() -> Non
     node.lose()
     node.next(4)
     assert not node.clear(f"{DRIVER}/node-a/pci-0", "pci.link_width").refusal
-    assert found(node.next(4))["pci-0"] == {"pci.unbound", "pci.fault"}
+    assert cause_codes(node.next(4))["pci-0"] == {"pci.unbound", "pci.fault"}
 
 
 def test_values_at_start_survive_unreadable_values_at_a_restart() -> None:
@@ -232,7 +232,7 @@ def test_values_at_start_survive_unreadable_values_at_a_restart() -> None:
     node.start_again()
     assert node.state.checkpoint.start == stored
     node.lose()
-    assert found(node.next(4)) == LOST
+    assert cause_codes(node.next(4)) == LOST
 
 
 CPU_FAULTS: Final = (
@@ -252,12 +252,14 @@ def test_offline_cpu_keeps_its_numa_node_and_faults_over_restarts(left: int, exp
         node.log_host(line)
     node.cpus = CpuSetsSample(0b1111, left, 0)
     faults = {"cpu-node1": {"cpu.offline", "cpu.machine_check", "cpu.lockup.soft"}}
-    assert found(node.next(4), Severity.DEGRADED) == faults
+    assert cause_codes(node.next(4), Severity.DEGRADED) == faults
     node.nodes[1] = node_sample(1, 0b1100 & left)  # a new agent reads which CPUs are online
     for _ in range(2):
-        assert found(node.start_again(), Severity.DEGRADED) == faults
+        assert cause_codes(node.start_again(), Severity.DEGRADED) == faults
     node.cpus = CpuSetsSample(0b1111, 0b1111, 0)
-    assert found(node.next(80), Severity.DEGRADED) == {"cpu-node1": faults["cpu-node1"] - {"cpu.offline"}}
+    assert cause_codes(node.next(80), Severity.DEGRADED) == {
+        "cpu-node1": faults["cpu-node1"] - {"cpu.offline"}
+    }
 
 
 def test_state_file_of_an_earlier_version_has_the_cpus_at_start() -> None:
@@ -268,7 +270,7 @@ def test_state_file_of_an_earlier_version_has_the_cpus_at_start() -> None:
     kept = node.state.checkpoint
     kept = replace(kept, start=replace(kept.start, numa_cpus=()))
     node.state = initial_state(node.settings, None, kept, FIRST_BOOT)
-    assert found(node.next(4))[CPU] >= {"cpu.offline", "cpu.machine_check"}
+    assert cause_codes(node.next(4))[CPU] >= {"cpu.offline", "cpu.machine_check"}
 
 
 @pytest.mark.parametrize("boot_id", [SECOND_BOOT, ""])
@@ -279,7 +281,7 @@ def test_values_of_another_boot_are_no_values_at_start(boot_id: str) -> None:
     node.next(4)
     report = node.start_again(boot_id)
     # the number of blocks that are offline, and a port that could have a link, need no values at start
-    assert found(report, Severity.DEGRADED).keys() <= {"nic-0"}
+    assert cause_codes(report, Severity.DEGRADED).keys() <= {"nic-0"}
     assert node.state.checkpoint.start.boot_id == boot_id
 
 
@@ -289,7 +291,7 @@ def test_device_that_is_gone_is_reported_after_a_restart() -> None:
     node.pools.clear()
     node.next(4)
     report = node.start_again()
-    assert found(report)[POOL] == {"mem.hugepages.pool_shrunk"}
+    assert cause_codes(report)[POOL] == {"mem.hugepages.pool_shrunk"}
 
 
 def test_pci_function_that_is_gone_is_a_fault_of_hardware_after_a_restart() -> None:
@@ -301,7 +303,7 @@ def test_pci_function_that_is_gone_is_a_fault_of_hardware_after_a_restart() -> N
     after = cause_of(node.start_again(), "pci-0", "pci.missing")
     assert (after.evidence, after.blame, after.repair) == (before.evidence, before.blame, before.repair)
     node.is_function_gone = False
-    assert found(node.next(80), Severity.DEGRADED) == {}
+    assert cause_codes(node.next(80), Severity.DEGRADED) == {}
 
 
 def test_gains_count_from_the_next_start_of_the_agent() -> None:
@@ -311,10 +313,10 @@ def test_gains_count_from_the_next_start_of_the_agent() -> None:
     node.cpus = cpus_sample()
     node.pool(pool_sample(96))
     node.next(4)
-    assert found(node.start_again()) == {}
+    assert cause_codes(node.start_again()) == {}
     node.cpus = cpus_sample(0b01)
     node.pool(pool_sample(64))
-    assert found(node.next(4)) == {CPU: {"cpu.offline"}, POOL: {"mem.hugepages.pool_shrunk"}}
+    assert cause_codes(node.next(4)) == {CPU: {"cpu.offline"}, POOL: {"mem.hugepages.pool_shrunk"}}
 
 
 def test_configured_values_outrank_those_at_start() -> None:
@@ -324,13 +326,13 @@ def test_configured_values_outrank_those_at_start() -> None:
     node.next(4)
     expecting = replace(node.settings, expect_cpus=0b01, expect_pools={POOL: 40})
     report = node.start_again(settings=expecting)
-    assert "cpu.offline" not in found(report).get(CPU, set())
-    assert POOL not in found(report)
+    assert "cpu.offline" not in cause_codes(report).get(CPU, set())
+    assert POOL not in cause_codes(report)
     assert node.state.checkpoint.start.cpus == (), "the configuration's values are not of the machine"
     assert [pool.pages for pool in node.state.checkpoint.start.pools] == [-1]
 
 
-# --- what operators accept -------------------------------------------------------------------------------
+# --- accepted values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -346,7 +348,7 @@ def test_clear_sets_present_values_as_the_baseline(name: str) -> None:
     assert {(fault.device, fault.code) for fault in result.cleared} == {(subject, code) for code in shown}
     for report in (node.evaluate(), node.next(4), node.start_again()):
         others = {device: codes for device, codes in LOST.items() if device != name}
-        assert found(report, Severity.DEGRADED) == {
+        assert cause_codes(report, Severity.DEGRADED) == {
             device: codes - {"cpu.smt"} for device, codes in others.items()
         }
         assert {fault.code for fault in report.cleared} == shown
@@ -363,8 +365,10 @@ def test_clear_with_a_code_sets_only_the_baseline_of_its_rule(name: str, code: s
     assert [(fault.device, fault.code) for fault in result.cleared] == [(subject, code)], result.reason
     report = node.next(80)
     left = {device: codes - {"cpu.smt"} for device, codes in {**LOST, name: LOST[name] - {code}}.items()}
-    assert found(report, Severity.DEGRADED) == {device: codes for device, codes in left.items() if codes}
-    assert ("cpu.smt" in found(report)[CPU]) is (code != "cpu.smt")
+    assert cause_codes(report, Severity.DEGRADED) == {
+        device: codes for device, codes in left.items() if codes
+    }
+    assert ("cpu.smt" in cause_codes(report)[CPU]) is (code != "cpu.smt")
 
 
 def test_clear_of_a_nic_port_keeps_the_rate_of_the_other_port() -> None:
@@ -374,11 +378,11 @@ def test_clear_of_a_nic_port_keeps_the_rate_of_the_other_port() -> None:
     node.next(4)
     node.nic = nic_sample(PORT._replace(state=1, phys_state=3), slow._replace(rate_mbps=100_000))
     subject = f"{DRIVER}/node-a/nic-0"
-    assert found(node.next(4))["nic-0"] == {"nic.port_down", "nic.rate"}
+    assert cause_codes(node.next(4))["nic-0"] == {"nic.port_down", "nic.rate"}
     assert node.clear(subject, "nic.port_down").refusal is None
-    assert found(node.next(80))["nic-0"] == {"nic.rate"}
+    assert cause_codes(node.next(80))["nic-0"] == {"nic.rate"}
     assert node.clear(subject, "nic.rate").refusal is None
-    assert "nic-0" not in found(node.next(80))
+    assert "nic-0" not in cause_codes(node.next(80))
 
 
 def test_accepted_values_are_the_new_start() -> None:
@@ -389,7 +393,7 @@ def test_accepted_values_are_the_new_start() -> None:
     node.clear(POOL)
     node.pool(pool_sample(39))
     report = node.next(4)
-    assert found(report) == {POOL: {"mem.hugepages.pool_shrunk"}}
+    assert cause_codes(report) == {POOL: {"mem.hugepages.pool_shrunk"}}
     (cause,) = next(device for device in report.devices if device.device == POOL).causes
     assert cause.evidence == "39 pages of 2mi, 40 at start"
 
@@ -401,7 +405,7 @@ def test_info_cause_is_accepted_only_by_its_code() -> None:
     node.next(4)
     assert node.clear(CPU).refusal is ClearRefusal.UNKNOWN
     assert node.clear(CPU, "cpu.smt").refusal is None
-    assert found(node.next()) == {}
+    assert cause_codes(node.next()) == {}
 
 
 @pytest.mark.parametrize(
@@ -424,7 +428,10 @@ def test_configured_and_declared_values_cannot_be_cleared(
     assert result.refusal is ClearRefusal.NOT_LATCHED
     assert evidence in result.reason
     report = node.next()
-    assert next(one for one in report.devices if one.device in subject.split("/")).health is Health.UNHEALTHY
+    assert (
+        next(device for device in report.devices if device.device in subject.split("/")).health
+        is Health.UNHEALTHY
+    )
 
 
 def test_unreadable_values_cannot_be_accepted() -> None:
@@ -435,10 +442,10 @@ def test_unreadable_values_cannot_be_accepted() -> None:
     node.pool(pool_sample(UNREAD))
     assert node.clear(POOL).refusal is not None
     node.pool(pool_sample(40))
-    assert found(node.next(4)) == {POOL: {"mem.hugepages.pool_shrunk"}}
+    assert cause_codes(node.next(4)) == {POOL: {"mem.hugepages.pool_shrunk"}}
 
 
-# --- what is stored --------------------------------------------------------------------------------------
+# --- stored values ---------------------------------------------------------------------------------------
 
 
 def test_stored_values_change_only_with_the_values_at_start() -> None:

@@ -17,7 +17,7 @@ from scenarios.row import Row
 GOOD_ELF_BYTES: Final = 4096
 
 
-def compiled(target: Path, source: str, *flags: str) -> Path:
+def compile_library(target: Path, source: str, *flags: str) -> Path:
     """Compile a library from C source. Skips the test without a compiler."""
     if shutil.which("gcc") is None:
         pytest.skip("a broken library is compiled with gcc")
@@ -26,7 +26,7 @@ def compiled(target: Path, source: str, *flags: str) -> Path:
     return target
 
 
-def truncated(target: Path) -> Path:
+def write_truncated_library(target: Path) -> Path:
     """Write the fake library without its end: the loader's first access behind it is a SIGBUS."""
     whole = library().read_bytes()
     target.write_bytes(whole[: len(whole) // 8])
@@ -47,7 +47,7 @@ def directory(target: Path) -> Path:
     return target
 
 
-def written(content: bytes, mode: int = 0o644) -> Callable[[Path], Path]:
+def writer_of(content: bytes, mode: int = 0o644) -> Callable[[Path], Path]:
     def write(target: Path) -> Path:
         target.write_bytes(content)
         target.chmod(mode)
@@ -57,7 +57,7 @@ def written(content: bytes, mode: int = 0o644) -> Callable[[Path], Path]:
 
 
 def source(text: str) -> Callable[[Path], Path]:
-    return lambda target: compiled(target, text)
+    return lambda target: compile_library(target, text)
 
 
 INIT: Final = (
@@ -76,11 +76,11 @@ READ_BEHIND_END: Final = 'return *(volatile int *)mmap(0, 1, PROT_READ, MAP_SHAR
 LEAK: Final = "for (int i = 0; i < 600; i++) *(volatile char *)malloc(1 << 20) = 1; return 999;"
 
 LIBRARIES: Final[dict[str, tuple[Callable[[Path], Path], str]]] = {
-    "empty file": (written(b""), "file too short"),
+    "empty file": (writer_of(b""), "file too short"),
     "directory": (directory, "cannot read file data: Is a directory"),
-    "text": (written(b"not a library\n"), "file too short"),
-    "zeros": (written(bytes(GOOD_ELF_BYTES)), "invalid ELF header"),
-    "truncated": (truncated, ""),
+    "text": (writer_of(b"not a library\n"), "file too short"),
+    "zeros": (writer_of(bytes(GOOD_ELF_BYTES)), "invalid ELF header"),
+    "truncated": (write_truncated_library, ""),
     "other architecture": (other_architecture, "not a library of this architecture"),
     "no function": (source("int x;"), "no function nvmlInit_v2"),
     "crash while loaded": (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden.commands import agent_running
+from golden.commands import serve_old_agent
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -216,7 +216,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return Machine(tmp_path, monkeypatch, capsys)
 
 
-def unpacked(path: Path) -> dict[str, bytes]:
+def unpack_bundle(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as tar:
         return {
             Path(member.name).name: file.read()
@@ -235,7 +235,7 @@ def test_archive_has_the_listed_files_without_secrets(machine: Machine) -> None:
     assert out.splitlines()[-1].startswith("written: made.tar.gz, ")
     path = machine.root / "made.tar.gz"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = unpacked(path)
+    found = unpack_bundle(path)
     assert list(found) == FILES
     assert SECRET.encode() not in b"".join(found.values())
     assert b'period = "2s"' in found["config.toml"]
@@ -300,7 +300,7 @@ def test_standard_output_gets_only_the_archive(machine: Machine) -> None:
 
 
 def test_report_of_a_running_agent_is_its_newest(machine: Machine) -> None:
-    with agent_running(machine.root):
+    with serve_old_agent(machine.root):
         files = machine.files(runtime_dir="run")
     assert files["report.json"].content == "newest report of the agent"
     assert json.loads(files["report.json"].data)["node"]

@@ -76,8 +76,8 @@ def test_limit_is_rounded_down_to_whole_pages() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_more_cpu_never_lowers_shares_weight_or_quota(one: int, other: int) -> None:
-    less, more = sorted((one, other))
+def test_more_cpu_never_lowers_shares_weight_or_quota(period: int, other: int) -> None:
+    less, more = sorted((period, other))
     assert shares_from_millicores(less) <= shares_from_millicores(more)
     assert linear_weight(shares_from_millicores(less)) <= linear_weight(shares_from_millicores(more))
     assert quadratic_weight(shares_from_millicores(less)) <= quadratic_weight(shares_from_millicores(more))

@@ -6,7 +6,20 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from cgroup_audit_pods import GI, MI, SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources
+from cgroup_audit_pods import (
+    GI,
+    MI,
+    SIZES,
+    SYSTEMD,
+    V1,
+    V2,
+    claim,
+    container,
+    exact_value,
+    knob,
+    pod,
+    resources,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,8 +68,8 @@ def with_values(
 ) -> dict[CgroupId, ActualCgroup]:
     """Return the cgroups with some values of the pod, or of a container, replaced."""
     return {
-        group: ActualCgroup({**one.values, **values}, **more) if group.container == container else one  # type: ignore[arg-type]
-        for group, one in actual.items()
+        group: ActualCgroup({**cgroup.values, **values}, **more) if group.container == container else cgroup  # type: ignore[arg-type]
+        for group, cgroup in actual.items()
     }
 
 
@@ -72,7 +85,9 @@ def compare_v08(
     found = compare_cgroups(
         groups, with_values(correct_groups(groups), container, values, **more), facts.cgroup_version
     )
-    return {one.setting: one for one in found if one.cgroup.container == container}
+    return {
+        comparison.setting: comparison for comparison in found if comparison.cgroup.container == container
+    }
 
 
 def verdict(
@@ -90,8 +105,8 @@ def verdict(
 def test_cgroups_with_expected_values_match(facts: NodeFacts) -> None:
     groups = expected_pod_cgroups(V08, facts)
     found = compare_cgroups(groups, correct_groups(groups), facts.cgroup_version)
-    assert {one.verdict for one in found} == {AuditVerdict.MATCH}
-    assert {one.consequence for one in found} == {""}
+    assert {comparison.verdict for comparison in found} == {AuditVerdict.MATCH}
+    assert {comparison.consequence for comparison in found} == {""}
     assert len(found) == sum(len(group.settings) for group in groups)
 
 
@@ -151,16 +166,18 @@ def test_value_with_unknown_claim_amounts_is_lower_or_unknown(
     )
     groups = expected_pod_cgroups(mine, V2)
     compared = compare_cgroups(groups, {groups[0].cgroup: ActualCgroup({CgroupSettingId(kind): value})}, 2)
-    assert [one.verdict for one in compared if one.setting.kind is kind and not one.cgroup.container] == [
-        expected
-    ]
+    assert [
+        comparison.verdict
+        for comparison in compared
+        if comparison.setting.kind is kind and not comparison.cgroup.container
+    ] == [expected]
 
 
 def test_container_without_a_limit_leaves_the_pods_limit_correct() -> None:
     free = {CgroupSettingId(SettingKind.MEMORY): NO_LIMIT}
     groups = expected_pod_cgroups(V08, V2)
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", free), 2)
-    memory = [one.verdict for one in found if one.setting.kind is SettingKind.MEMORY]
+    memory = [comparison.verdict for comparison in found if comparison.setting.kind is SettingKind.MEMORY]
     assert memory == [AuditVerdict.MATCH, AuditVerdict.UNLIMITED]
 
 
@@ -179,10 +196,10 @@ def test_limit_where_none_is_expected_is_limited() -> None:
     groups = expected_pod_cgroups(pod(container("c1", "cpu=1")), V2)
     values = {CgroupSettingId(SettingKind.QUOTA): 10_000, CgroupSettingId(SettingKind.MEMORY): GI}
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", values), 2)
-    limited = [one for one in found if one.verdict is AuditVerdict.LIMITED]
-    assert [one.setting for one in limited] == list(values)
-    assert [one.consequence for one in limited] == [
-        CONSEQUENCES[AuditVerdict.LOWER][one.setting.kind] for one in limited
+    limited = [comparison for comparison in found if comparison.verdict is AuditVerdict.LIMITED]
+    assert [comparison.setting for comparison in limited] == list(values)
+    assert [comparison.consequence for comparison in limited] == [
+        CONSEQUENCES[AuditVerdict.LOWER][comparison.setting.kind] for comparison in limited
     ]
 
 
@@ -213,7 +230,9 @@ def test_rounded_quota_with_cgroupfs_is_higher() -> None:
     found = compare_cgroups(
         groups, with_values(correct_groups(groups), "c1", {CgroupSettingId(SettingKind.QUOTA): 126_000}), 2
     )
-    assert AuditVerdict.HIGHER in {one.verdict for one in found if one.setting.kind is SettingKind.QUOTA}
+    assert AuditVerdict.HIGHER in {
+        comparison.verdict for comparison in found if comparison.setting.kind is SettingKind.QUOTA
+    }
 
 
 def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
@@ -254,9 +273,11 @@ def test_quota_without_the_kubelets_configuration_has_no_expected_period(
     groups = expected_pod_cgroups(mine, replace(V2, are_quotas_known=False))
     changed = {CgroupSettingId(SettingKind.QUOTA): quota, CgroupSettingId(SettingKind.PERIOD): period}
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", changed), 2)
-    assert SettingKind.PERIOD not in {one.setting.kind for one in found}
+    assert SettingKind.PERIOD not in {comparison.setting.kind for comparison in found}
     assert {
-        one.verdict for one in found if one.cgroup.container == "c1" and one.setting.kind is SettingKind.QUOTA
+        comparison.verdict
+        for comparison in found
+        if comparison.cgroup.container == "c1" and comparison.setting.kind is SettingKind.QUOTA
     } == verdicts
 
 
@@ -300,7 +321,7 @@ def test_expected_cpuset_is_unknown_if_kubelet_and_driver_differ() -> None:
     kind = knob(groups, SettingKind.CPUS, "c1")
     assert (kind.accepted, kind.unknown_reason) == ((), "CPUs 2-5 from the kubelet and 6-7 from a driver")
     agreed = expected_pod_cgroups(V08, V2, [first, other._replace(cpus=first.cpus)])
-    assert exact(agreed, SettingKind.CPUS, "c1") == first.cpus
+    assert exact_value(agreed, SettingKind.CPUS, "c1") == first.cpus
 
 
 def test_cpuset_with_cpu_62_and_above_is_not_unlimited() -> None:
@@ -319,7 +340,7 @@ def test_pod_limit_below_a_container_limit_is_parent_tighter() -> None:
     found = compare_cgroups(
         groups, with_values(correct_groups(groups), "c1", {CgroupSettingId(SettingKind.MEMORY): GI}), 2
     )
-    pods = {one.setting: one for one in found if not one.cgroup.container}
+    pods = {comparison.setting: comparison for comparison in found if not comparison.cgroup.container}
     assert pods[CgroupSettingId(SettingKind.MEMORY)].verdict is AuditVerdict.PARENT_TIGHTER
     assert pods[CgroupSettingId(SettingKind.MEMORY)].reason.endswith("; one of its containers has 1Gi")
     assert pods[CgroupSettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
@@ -343,21 +364,25 @@ def test_pod_quota_below_the_sum_of_its_containers_is_parent_tighter() -> None:
 def test_claim_shared_by_containers_counts_once_for_the_pod() -> None:
     """The sum of the containers' limits may exceed the pod's limit."""
     groups = two_containers("cpu=4 memory=4Gi")
-    assert {one.verdict for one in compare_cgroups(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
+    assert {cgroup.verdict for cgroup in compare_cgroups(groups, correct_groups(groups), 2)} == {
+        AuditVerdict.MATCH
+    }
 
 
 def test_pod_level_limit_below_its_containers_matches() -> None:
     mine = pod(container("c1", limits="cpu=4"), container("c2"), level=resources("cpu=1", "cpu=2"))
     groups = expected_pod_cgroups(mine, V2)
-    assert {one.verdict for one in compare_cgroups(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
+    assert {cgroup.verdict for cgroup in compare_cgroups(groups, correct_groups(groups), 2)} == {
+        AuditVerdict.MATCH
+    }
 
 
 def test_sum_of_rounded_container_quotas_is_not_parent_tighter() -> None:
     """systemd rounds each of two quotas of 125500 us up: 1000 us above their exact sum."""
-    one = ("cpu=1255m memory=1Gi", "cpu=1255m memory=1Gi")
-    groups = expected_pod_cgroups(pod(container("c1", *one), container("c2", *one)), SYSTEMD)
+    same = ("cpu=1255m memory=1Gi", "cpu=1255m memory=1Gi")
+    groups = expected_pod_cgroups(pod(container("c1", *same), container("c2", *same)), SYSTEMD)
     found = compare_cgroups(groups, correct_groups(groups, rounded=True), 2)
-    assert {one.verdict for one in found if one.setting.kind is SettingKind.QUOTA} == {
+    assert {comparison.verdict for comparison in found if comparison.setting.kind is SettingKind.QUOTA} == {
         AuditVerdict.MATCH,
         AuditVerdict.ROUNDED,
     }
@@ -367,7 +392,7 @@ def test_pod_and_container_quotas_are_compared_per_period() -> None:
     groups = expected_pod_cgroups(V08, V2)
     double = {CgroupSettingId(SettingKind.QUOTA): 840_000, CgroupSettingId(SettingKind.PERIOD): 200_000}
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", double), 2)
-    quotas = [one.verdict for one in found if one.setting.kind is SettingKind.QUOTA]
+    quotas = [comparison.verdict for comparison in found if comparison.setting.kind is SettingKind.QUOTA]
     assert quotas == [AuditVerdict.MATCH, AuditVerdict.MATCH]
 
 
@@ -405,7 +430,11 @@ def test_disabled_controller_is_missing_only_for_known_requests(
     groups, pages = expected_pod_cgroups(mine, V2), CgroupSettingId(SettingKind.PAGES, 2048)
     actual = ActualCgroup({pages: ABSENT}, controllers=frozenset({"cpu", "memory"}))
     compared = compare_cgroups(groups, {groups[0].cgroup: actual}, 2)
-    (found,) = [one for one in compared if one.setting == pages and not one.cgroup.container]
+    (found,) = [
+        comparison
+        for comparison in compared
+        if comparison.setting == pages and not comparison.cgroup.container
+    ]
     assert found.verdict is expected
     assert found.reason.startswith("the controller hugetlb is not enabled")
     assert bool(found.consequence) is (expected is AuditVerdict.MISSING)
@@ -463,8 +492,12 @@ def test_settings_of_a_removed_cgroup_are_vanished() -> None:
     found = compare_cgroups(
         groups, {**correct_groups(groups), groups[1].cgroup: ActualCgroup(is_gone=True)}, 2
     )
-    assert {one.verdict for one in found if one.cgroup.container} == {AuditVerdict.VANISHED}
-    assert {one.verdict for one in found if not one.cgroup.container} == {AuditVerdict.MATCH}
+    assert {comparison.verdict for comparison in found if comparison.cgroup.container} == {
+        AuditVerdict.VANISHED
+    }
+    assert {comparison.verdict for comparison in found if not comparison.cgroup.container} == {
+        AuditVerdict.MATCH
+    }
 
 
 def test_unread_settings_are_unknown() -> None:
@@ -510,7 +543,7 @@ def test_wrong_value_within_30_s_of_a_change_is_quiet(since: float, expected: Au
 
 def test_expected_value_matches_right_after_a_change() -> None:
     found = compare_v08({}, "c1", since_change_s=1.0)
-    assert {one.verdict for one in found.values()} == {AuditVerdict.MATCH}
+    assert {comparison.verdict for comparison in found.values()} == {AuditVerdict.MATCH}
 
 
 def test_wrong_value_of_a_qos_class_is_quiet_for_90_s() -> None:
@@ -539,8 +572,8 @@ def test_time_since_change_counts_from_last_start_or_resize() -> None:
 
 def test_every_drift_verdict_has_a_consequence_for_each_setting() -> None:
     assert CONSEQUENCES.keys() == DRIFT_VERDICTS
-    for one in DRIFT_VERDICTS - {AuditVerdict.PARENT_TIGHTER}:
-        assert CONSEQUENCES[one].keys() == set(SettingKind)
+    for comparison in DRIFT_VERDICTS - {AuditVerdict.PARENT_TIGHTER}:
+        assert CONSEQUENCES[comparison].keys() == set(SettingKind)
 
 
 @given(

@@ -202,14 +202,14 @@ def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
 def qos_verdicts_after(apart_s: float, weights: tuple[int, int]) -> list[AuditVerdict]:
     """Return the verdicts on the weight of Burstable in an audit, `apart_s` after an audit before it."""
 
-    def compared(weight: int, now_s: float) -> tuple[SettingComparison, ...]:
+    def compare_qos(weight: int, now_s: float) -> tuple[SettingComparison, ...]:
         found = audit_qos_cgroups([sample_pod()], NODE, reads({TOP: knobs(weight=weight)}), now_s)
-        return tuple(one for one in found if one.cgroup.qos is QosClass.BURSTABLE)[:1]
+        return tuple(comparison for comparison in found if comparison.cgroup.qos is QosClass.BURSTABLE)[:1]
 
-    earlier = qos_differences(compared(weights[0], NOW), NOW)
+    earlier = qos_differences(compare_qos(weights[0], NOW), NOW)
     now_s = NOW + apart_s
-    found = confirmed_qos_comparisons(compared(weights[1], now_s), now_s, earlier)
-    return [one.verdict for one in found]
+    found = confirmed_qos_comparisons(compare_qos(weights[1], now_s), now_s, earlier)
+    return [comparison.verdict for comparison in found]
 
 
 @pytest.mark.parametrize(
@@ -274,14 +274,22 @@ def test_page_limit_of_the_pod_is_compared_if_the_runtime_sets_none(own: int | M
     (found,), is_inherited = with_inherited_page_limits([before])
     assert is_inherited
     assert verdicts(found) == {AuditVerdict.MATCH, AuditVerdict.NOT_MISSED}
-    spare = [one.cgroup.container for one in found.comparisons if one.verdict is AuditVerdict.NOT_MISSED]
+    spare = [
+        comparison.cgroup.container
+        for comparison in found.comparisons
+        if comparison.verdict is AuditVerdict.NOT_MISSED
+    ]
     assert spare == ["c2", "c2"]
 
 
 @NO_OWN_LIMITS
 def test_page_limit_of_the_pod_below_a_containers_is_lower(own: int | Missing) -> None:
     (found,), _ = with_inherited_page_limits([page_audit(pages(0, 32 << 20), pages(own))])
-    lower = [one.cgroup.container for one in found.comparisons if one.verdict is AuditVerdict.LOWER]
+    lower = [
+        comparison.cgroup.container
+        for comparison in found.comparisons
+        if comparison.verdict is AuditVerdict.LOWER
+    ]
     assert lower == ["", "", "c1", "c1"]
     assert verdicts(found) & DRIFT_VERDICTS == {AuditVerdict.LOWER}
 

@@ -13,7 +13,7 @@ from cgroup_audit_pods import (
     amounts,
     claim,
     container,
-    exact,
+    exact_value,
     knob,
     pod,
     pod_object,
@@ -112,7 +112,10 @@ def test_pod_weight_is_linear_and_container_weight_quadratic_first() -> None:
     groups = expected_pod_cgroups(pod(FULL), V2)
     assert values(knob(groups, SettingKind.WEIGHT)) == [39]
     assert values(knob(groups, SettingKind.WEIGHT, "c1")) == [100, 39]
-    assert [one.note for one in knob(groups, SettingKind.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
+    assert [value.note for value in knob(groups, SettingKind.WEIGHT, "c1").accepted] == [
+        "quadratic",
+        "linear",
+    ]
 
 
 def test_quadratic_weight_of_a_pod_or_qos_class_is_not_accepted() -> None:
@@ -152,7 +155,10 @@ def test_init_container_without_limit_after_a_limited_sidecar_is_limited() -> No
     before = pod(container("c1", limits="cpu=2"), init=[*reversed(init)], qosClass="Burstable")
     no_app = pod(container("c1"), init=init, qosClass="Burstable")
     old = replace(V2, counts_earlier_sidecars=True)
-    found = [exact(expected_pod_cgroups(one, old), SettingKind.QUOTA) for one in (after, before, no_app)]
+    found = [
+        exact_value(expected_pod_cgroups(setting, old), SettingKind.QUOTA)
+        for setting in (after, before, no_app)
+    ]
     assert found == [300_000, NO_LIMIT, NO_LIMIT]
 
 
@@ -163,7 +169,7 @@ def test_pod_with_every_limit_has_one_value_for_all_kubelets() -> None:
 
 def test_formulas_with_equal_results_give_one_accepted_value() -> None:
     weight = knob(expected_pod_cgroups(pod(container("c1")), V2), SettingKind.WEIGHT)
-    assert [(one.value, one.note) for one in weight.accepted] == [(1, "")]
+    assert [(value.value, value.note) for value in weight.accepted] == [(1, "")]
     assert weight.arithmetic == "BestEffort: the least -> shares 2 -> weight 1"
 
 
@@ -171,7 +177,10 @@ def test_hugepage_limit_rounded_down_to_whole_pages_is_accepted() -> None:
     mine = pod(container("c1", "cpu=1 hugepages-2Mi=3Mi", "hugepages-2Mi=3Mi"))
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         expected = knob(expected_pod_cgroups(mine, V2), kind, "c1", SIZES[0])
-        assert [(one.value, one.is_rounded) for one in expected.accepted] == [(3 * MI, False), (2 * MI, True)]
+        assert [(value.value, value.is_rounded) for value in expected.accepted] == [
+            (3 * MI, False),
+            (2 * MI, True),
+        ]
 
 
 def test_value_without_claims_is_explained_and_not_accepted() -> None:
@@ -199,8 +208,8 @@ def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
 def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
     mine = pod(FULL, container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"))
     groups = expected_pod_cgroups(mine, V2, [ExclusiveCpus("c1", CPUS, by_kubelet=True)])
-    assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
-    assert exact(groups, SettingKind.QUOTA, "c2") == 100_000
+    assert exact_value(groups, SettingKind.QUOTA) == exact_value(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
+    assert exact_value(groups, SettingKind.QUOTA, "c2") == 100_000
     assert "c1 has exclusive CPUs" in knob(groups, SettingKind.QUOTA).arithmetic
 
 
@@ -242,13 +251,13 @@ def test_container_that_shares_the_cpus_of_its_pod_keeps_its_quota(
     exclusive = [ExclusiveCpus(name, CPUS, by_kubelet=True) for name in ("c1", "c2")]
     facts = replace(V2, kubelet=KubeletConfig("file"))
     groups = expected_pod_cgroups(mine, facts, exclusive)
-    assert [exact(groups, SettingKind.QUOTA, name) for name in ("", "c1", "c2")] == expected
+    assert [exact_value(groups, SettingKind.QUOTA, name) for name in ("", "c1", "c2")] == expected
 
 
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
     """The kubelet does not know of CPUs from a driver."""
     groups = expected_pod_cgroups(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])
-    assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == 200_000
+    assert exact_value(groups, SettingKind.QUOTA) == exact_value(groups, SettingKind.QUOTA, "c1") == 200_000
     for kind in (SettingKind.CPUS, SettingKind.EFFECTIVE):
         assert values(knob(groups, kind, "c1")) == [CPUS]
     assert all(setting.setting.kind is not SettingKind.CPUS for setting in groups[0].settings)
@@ -288,8 +297,8 @@ def test_unknown_claim_amount_is_ignored_where_it_has_no_effect() -> None:
     whole = expected_pod_cgroups(
         pod(container("c1"), level=resources("cpu=1", "cpu=2"), claims=[status_entry]), V2
     )
-    assert exact(whole, SettingKind.WEIGHT) == 39
-    assert exact(whole, SettingKind.QUOTA) == exact(whole, SettingKind.QUOTA, "c1") == 200_000
+    assert exact_value(whole, SettingKind.WEIGHT) == 39
+    assert exact_value(whole, SettingKind.QUOTA) == exact_value(whole, SettingKind.QUOTA, "c1") == 200_000
     uncounted = expected_pod_cgroups(
         pod(FULL, claims=[status_entry]), NodeFacts(hugepages_kib=SIZES, counts_claims=False)
     )
@@ -329,7 +338,7 @@ def test_pending_resize_uses_the_allocated_requests() -> None:
     groups = expected_pod_cgroups(
         pod_with_pending_resize(containerStatuses=[state], qosClass="Guaranteed"), V1
     )
-    assert exact(groups, SettingKind.WEIGHT) == exact(groups, SettingKind.WEIGHT, "c1") == 1024
+    assert exact_value(groups, SettingKind.WEIGHT) == exact_value(groups, SettingKind.WEIGHT, "c1") == 1024
     assert (
         unknown_knobs(groups, CgroupLevel.POD)
         == unknown_knobs(groups, CgroupLevel.CONTAINER)
@@ -350,7 +359,9 @@ def test_pending_resize_without_allocated_requests_is_unknown() -> None:
 def test_qos_class_has_no_page_limit_and_a_quiet_time_of_90_s() -> None:
     for group in expected_qos_cgroups([pod(FULL)], V2):
         pages = [
-            one for one in group.settings if one.setting.kind in {SettingKind.PAGES, SettingKind.RESERVED}
+            setting
+            for setting in group.settings
+            if setting.setting.kind in {SettingKind.PAGES, SettingKind.RESERVED}
         ]
         assert [values(page) for page in pages] == [[NO_LIMIT]] * 4
         assert (group.cgroup.level, group.quiet_s) == (CgroupLevel.QOS, QOS_QUIET_S)
@@ -425,9 +436,9 @@ def test_pod_limit_is_at_least_that_of_its_largest_container(mine: Pod, facts: N
 
 @given(sizes, sizes, grants, st.sampled_from([V1, V2, SYSTEMD]))
 def test_larger_request_never_lowers_an_expected_value(
-    one: tuple[int, int], other: tuple[int, int], granted: tuple[int, int, int, bool], facts: NodeFacts
+    value: tuple[int, int], other: tuple[int, int], granted: tuple[int, int, int, bool], facts: NodeFacts
 ) -> None:
-    less, more = (tuple(edge(pair) for pair in zip(one, other, strict=True)) for edge in (min, max))
+    less, more = (tuple(edge(pair) for pair in zip(value, other, strict=True)) for edge in (min, max))
     claims = [claim("x", "c1", f"cpu={granted[0]}m memory={granted[1]}Mi")]
 
     def groups(cpu: int, memory: int) -> tuple[ExpectedCgroup, ...]:
@@ -437,18 +448,18 @@ def test_larger_request_never_lowers_an_expected_value(
     small, large = groups(*less), groups(*more)
     for name in ("", "c1"):
         for kind in (SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY):
-            assert exact(small, kind, name) <= exact(large, kind, name)
+            assert exact_value(small, kind, name) <= exact_value(large, kind, name)
 
 
 @given(grants, grants, st.sampled_from([V1, V2, SYSTEMD]))
 def test_larger_claim_amount_never_lowers_an_expected_value(
-    one: tuple[int, int, int, bool], other: tuple[int, int, int, bool], facts: NodeFacts
+    value: tuple[int, int, int, bool], other: tuple[int, int, int, bool], facts: NodeFacts
 ) -> None:
     def groups(amount: tuple[int, ...]) -> tuple[ExpectedCgroup, ...]:
         granted = f"cpu={amount[0]}m memory={amount[1]}Mi hugepages-2Mi={amount[2] * 2}Mi"
         return expected_pod_cgroups(pod(FULL, claims=[claim("x", "c1", granted)]), facts)
 
-    less, more = (tuple(edge(pair) for pair in zip(one[:3], other[:3], strict=True)) for edge in (min, max))
+    less, more = (tuple(edge(pair) for pair in zip(value[:3], other[:3], strict=True)) for edge in (min, max))
     small, large = groups(less), groups(more)
     for name in ("", "c1"):
         for kind, size in (
@@ -457,4 +468,4 @@ def test_larger_claim_amount_never_lowers_an_expected_value(
             (SettingKind.MEMORY, 0),
             (SettingKind.PAGES, SIZES[0]),
         ):
-            assert exact(small, kind, name, size) <= exact(large, kind, name, size)
+            assert exact_value(small, kind, name, size) <= exact_value(large, kind, name, size)

@@ -47,7 +47,11 @@ def test_finding_has_code_resource_size_and_numbers() -> None:
     pages = (HugepageLimits(2048, 4 << 20, 0), *PAGES[1:])
     wrong = knobs(quota_us=50_000, memory=1 << 30, pages=pages)
     findings = findings_of_tree({POD: knobs(quota_us=200_000, memory=2 << 30, pages=pages), SCOPE: wrong})
-    of_container = {(one.code, one.resource, one.size_kib) for one in findings if one.container == "c1"}
+    of_container = {
+        (finding.code, finding.resource, finding.size_kib)
+        for finding in findings
+        if finding.container == "c1"
+    }
     assert of_container == {
         ("cgroup.lower", Resource.CPU, 0),
         ("cgroup.higher", Resource.MEMORY, 0),
@@ -70,7 +74,11 @@ def test_missing_file_is_a_finding_with_its_reason() -> None:
 def test_cpu_risk_has_its_advice_and_resource_cpu() -> None:
     exclusive = (ExclusiveCpus("c1", 0b11, by_kubelet=False),)
     findings = findings_of_tree({POD: knobs(), SCOPE: knobs(throttled=3)}, exclusive=exclusive)
-    risks = {one.code: (one.container, one.resource, one.advice) for one in findings if one.advice}
+    risks = {
+        finding.code: (finding.container, finding.resource, finding.advice)
+        for finding in findings
+        if finding.advice
+    }
     assert risks == {
         code: ("c1", Resource.CPU, ADVICE[code])
         for code in ("cpus.exclusive_quota", "cpus.exclusive_throttled")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from cgroup_audit_pods import GI, MI, V1, V2, claim, container, exact, knob, pod_object, sidecar, values
+from cgroup_audit_pods import GI, MI, V1, V2, claim, container, exact_value, knob, pod_object, sidecar, values
 
 from agent.cgroup_audit.audit import PodAudit, audit_findings
 from agent.cgroup_audit.audit_verdicts import ActualCgroup, AuditVerdict
@@ -83,7 +83,7 @@ def test_throttling_limit_lies_between_request_and_limit() -> None:
 
 def test_throttling_factor_of_one_is_the_limit() -> None:
     factor = {**THROTTLED, "memoryThrottlingFactor": 1}
-    assert exact(groups_of(pod_of(BURSTABLE), facts_of(factor)), HIGH, "c1") == 512 * MI
+    assert exact_value(groups_of(pod_of(BURSTABLE), facts_of(factor)), HIGH, "c1") == 512 * MI
 
 
 def test_memory_high_without_a_memory_limit_follows_allocatable_memory() -> None:
@@ -95,8 +95,8 @@ def test_memory_high_without_a_memory_limit_follows_allocatable_memory() -> None
 
 def test_eviction_threshold_does_not_change_the_throttling_limit() -> None:
     mine, evicts = pod_of(container("c1", "memory=1Gi")), {"evictionHard": {"memory.available": "2Gi"}}
-    with_threshold = exact(groups_of(mine, facts_of({**THROTTLED, **evicts})), HIGH, "c1")
-    assert with_threshold == exact(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")
+    with_threshold = exact_value(groups_of(mine, facts_of({**THROTTLED, **evicts})), HIGH, "c1")
+    assert with_threshold == exact_value(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")
 
 
 @pytest.mark.parametrize("spec", [GUARANTEED, container("c1", "memory=1Gi", "memory=1Gi")])
@@ -118,14 +118,14 @@ def test_claim_sets_no_memory_high_if_the_request_equals_the_limit() -> None:
 
 def test_claim_raises_the_throttling_limit_with_the_memory_limit() -> None:
     mine = pod_of(BURSTABLE, claims=[claim("m", "c1", "memory=256Mi")])
-    assert exact(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1") == int(
+    assert exact_value(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1") == int(
         (256 + 512 * 0.9) * MI // 4096 * 4096
     )
 
 
 @pytest.mark.parametrize("cpu_and_request", [{"memory": "1Gi"}, {"cpu": "1", "memory": "2Gi"}])
 def test_throttling_limit_of_pod_level_memory_is_unknown(cpu_and_request: dict[str, str]) -> None:
-    """Also of a Guaranteed pod, whose containers may have limits above their requests."""
+    """This holds for a Guaranteed pod, too, whose containers may have limits above their requests."""
     level = {"requests": cpu_and_request, "limits": {**cpu_and_request, "memory": "2Gi"}}
     expected = knob(groups_of(pod_of(BURSTABLE, level=level), facts_of(THROTTLED)), HIGH, "c1")
     assert expected.accepted == ()
@@ -160,7 +160,7 @@ def test_cgroup_v1_has_no_memory_qos() -> None:
 def test_tiered_reservation_protects_requests_by_qos_class(spec: Any, expected: tuple[int, int]) -> None:
     groups = groups_of(pod_of(spec), facts_of(TIERED))
     for name in ("", "c1"):
-        assert (exact(groups, MIN, name), exact(groups, LOW, name)) == expected
+        assert (exact_value(groups, MIN, name), exact_value(groups, LOW, name)) == expected
 
 
 def test_pod_protection_is_the_sum_of_requests_and_claims() -> None:
@@ -171,7 +171,7 @@ def test_pod_protection_is_the_sum_of_requests_and_claims() -> None:
         overhead="memory=8Mi",
     )
     groups = groups_of(mine, facts_of(TIERED))
-    assert exact(groups, LOW) == (256 + 128 + 64 + 8) * MI
+    assert exact_value(groups, LOW) == (256 + 128 + 64 + 8) * MI
     assert [value.value for value in knob(groups, LOW).explained_wrong_values] == [(256 + 128 + 8) * MI]
     assert values(knob(groups, LOW, "c1")) == [256 * MI, 320 * MI]
     assert values(knob(groups, LOW, "c2")) == [128 * MI]
@@ -189,7 +189,7 @@ def test_without_a_policy_pod_protections_are_not_compared() -> None:
 
 def test_kubelet_135_protects_all_requests_by_minimum() -> None:
     groups = groups_of(pod_of(BURSTABLE), facts_of({"featureGates": {"MemoryQoS": True}}, minor=35))
-    assert (exact(groups, MIN, "c1"), exact(groups, LOW, "c1")) == (256 * MI, 0)
+    assert (exact_value(groups, MIN, "c1"), exact_value(groups, LOW, "c1")) == (256 * MI, 0)
 
 
 def test_unknown_version_accepts_the_protections_of_all_versions() -> None:
@@ -332,7 +332,7 @@ def test_claims_memory_is_shared_in_the_oom_score() -> None:
     mine = pod_of(container("c1", "memory=1Gi"), container("c2", "memory=1Gi"), claims=[given])
     assert score(mine) == [1000 - 1000 * (1024 + 1024 + 512 + 512) // 8192]
     explained = knob(groups_of(mine, facts_of(None)), SCORE, "c1").explained_wrong_values
-    assert [(one.value, one.note) for one in explained] == [
+    assert [(value.value, value.note) for value in explained] == [
         (875, "the value of a kubelet that does not count claims")
     ]
     uncounted = replace(facts_of(None), counts_claims=False)
@@ -372,13 +372,13 @@ def test_rest_of_a_pod_level_request_excludes_the_memory_of_claims() -> None:
 def test_other_oom_score_of_a_changed_pod_is_not_evaluated(score: int, verdict: AuditVerdict) -> None:
     groups = groups_of(pod_of(BURSTABLE, metadata={"generation": 2}), facts_of(None))
     actual = {groups[1].cgroup: ActualCgroup({CgroupSettingId(SCORE): score})}
-    (found,) = [one for one in compare_cgroups(groups[1:], actual, 2) if one.setting.kind is SCORE]
+    (found,) = [cgroup for cgroup in compare_cgroups(groups[1:], actual, 2) if cgroup.setting.kind is SCORE]
     assert found.verdict is verdict
 
 
 def test_oom_score_of_a_guaranteed_pod_never_changes() -> None:
     groups = groups_of(pod_of(GUARANTEED, metadata={"generation": 2}), facts_of(None))
-    assert (exact(groups, SCORE, "c1"), knob(groups, SCORE, "c1").doubt) == (-997, "")
+    assert (exact_value(groups, SCORE, "c1"), knob(groups, SCORE, "c1").doubt) == (-997, "")
 
 
 def test_tie_break_gate_leaves_burstable_oom_scores_out() -> None:
@@ -396,9 +396,9 @@ def test_wrong_oom_score_is_no_finding_of_a_device_resource() -> None:
         for comparison in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)
         if comparison.setting.kind in {SCORE, HIGH}
     ]
-    assert {one.verdict for one in compared} == {AuditVerdict.HIGHER, AuditVerdict.LIMITED}
+    assert {comparison.verdict for comparison in compared} == {AuditVerdict.HIGHER, AuditVerdict.LIMITED}
     found = list(audit_findings(PodAudit(mine, tuple(compared), (), ())))
-    assert [(one.code, one.resource) for one in found] == [("cgroup.limited", Resource.MEMORY)]
+    assert [(risk.code, risk.resource) for risk in found] == [("cgroup.limited", Resource.MEMORY)]
 
 
 # --- QoS classes and the node ------------------------------------------------------------------------------

@@ -174,12 +174,12 @@ class RecordedObject(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any], path: str, read: set[str]) -> None:
         self._path, self._read = path, read
-        super().__init__({key: self._nested(item, f"{path}{key}.") for key, item in values.items()})
+        super().__init__({key: self._wrap(item, f"{path}{key}.") for key, item in values.items()})
 
-    def _nested(self, item: Any, path: str) -> Any:
+    def _wrap(self, item: Any, path: str) -> Any:
         if isinstance(item, dict):
             return RecordedObject(item, path, self._read)
-        return [self._nested(one, path) for one in item] if isinstance(item, list) else item
+        return [self._wrap(inner, path) for inner in item] if isinstance(item, list) else item
 
     def get(self, key: str, default: Any = None) -> Any:
         self._read.add(f"{self._path}{key}")
@@ -194,7 +194,7 @@ def is_decoded(path: str) -> bool:
     """Return whether the schema of the kubelet's pods has a field; a key of a map counts as one."""
     schema: Any = POD_SCHEMA
     for name in path.split("."):
-        found = next((one for one in schema.values() if one.name == name), None)
+        found = next((field for field in schema.values() if field.name == name), None)
         if found is None or found.is_map:
             return found is not None
         schema = found.kind
@@ -243,10 +243,10 @@ def test_overhead_counts_per_pod_and_per_container(keys: tuple[str, str]) -> Non
         "overhead": [{"name": "cpu", keys[0]: "1", keys[1]: "500m"}, {"name": "memory", keys[1]: "1Gi"}],
     }
     (grant,) = parsed_grants(entry)
-    half, one = parse_quantity("500m"), parse_quantity("1")
-    assert (grant.shared, grant.per_pod) == ({}, {"cpu": one})
+    half, whole = parse_quantity("500m"), parse_quantity("1")
+    assert (grant.shared, grant.per_pod) == ({}, {"cpu": whole})
     assert grant.per_container == {"cpu": half, "memory": parse_quantity("1Gi")}
-    assert grant.amount_for_pod("cpu") == grant.amount_for_container("c1", "cpu") == one + half
+    assert grant.amount_for_pod("cpu") == grant.amount_for_container("c1", "cpu") == whole + half
     assert grant.amount_for_container("c2", "cpu") is grant.amount_for_pod("hugepages-2Mi") is None
 
 

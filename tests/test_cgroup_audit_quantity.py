@@ -71,7 +71,7 @@ def test_value_and_milli_value_are_rounded_up(text: str, value: int, milli: int)
 
 
 def test_value_above_int64_is_limited() -> None:
-    """Those of apimachinery overflow to zero or below."""
+    """Quantities of apimachinery overflow to zero or below."""
     assert parse_quantity("12E").value == MAX_VALUE
     assert parse_quantity("1E").milli == MAX_VALUE
     assert parse_quantity("-12E").value == -MAX_VALUE

@@ -62,12 +62,12 @@ def test_pod_level_resources_below_the_claims_are_a_risk() -> None:
 
 
 def test_container_without_cpu_request_among_others_is_a_risk() -> None:
-    neighbor = container("c2", "cpu=1")
-    mine = pod(container("c1"), neighbor, claims=[claim("x", "c1", "cpu=2")])
+    neighbour = container("c2", "cpu=1")
+    mine = pod(container("c1"), neighbour, claims=[claim("x", "c1", "cpu=2")])
     (risk,) = pod_risks(mine, V2)
     assert (risk.code, risk.container) == ("claim.starved", "c1")
     assert "2000m" in risk.description
-    assert codes(pod_risks(pod(LIMITED_CONTAINER, neighbor, claims=[claim("x", "c1", "cpu=2")]), V2)) == []
+    assert codes(pod_risks(pod(LIMITED_CONTAINER, neighbour, claims=[claim("x", "c1", "cpu=2")]), V2)) == []
     alone = pod(container("c1", "memory=1Gi"), claims=[claim("x", "c1", "cpu=2")])
     assert codes(pod_risks(alone, V2)) == []
 

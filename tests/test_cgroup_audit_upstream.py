@@ -16,7 +16,7 @@ from cgroup_audit_pods import (
     Object,
     claim,
     container,
-    exact,
+    exact_value,
     knob,
     pod,
     pod_object,
@@ -49,9 +49,9 @@ class Config(NamedTuple):
 
 def config(pod: Pod, facts: NodeFacts = V1, name: str = "") -> Config:
     groups = expected_pod_cgroups(pod, facts)
-    quota, memory = (exact(groups, kind, name) for kind in (SettingKind.QUOTA, SettingKind.MEMORY))
+    quota, memory = (exact_value(groups, kind, name) for kind in (SettingKind.QUOTA, SettingKind.MEMORY))
     return Config(
-        exact(groups, SettingKind.WEIGHT, name),
+        exact_value(groups, SettingKind.WEIGHT, name),
         None if quota == NO_LIMIT else quota,
         None if memory == NO_LIMIT else memory,
     )
@@ -199,7 +199,7 @@ def test_pod_cgroup_matches_resource_config_for_pod(name: str) -> None:
 def test_claim_of_hugepages_sets_the_page_limits_of_the_pod() -> None:
     groups = expected_pod_cgroups(pod(SPEC, claims=[claim("x", "c1", "hugepages-1Gi=2Gi")]), V1)
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
-        assert [exact(groups, kind, size_kib=size) for size in SIZES] == [0, 2 * GI]
+        assert [exact_value(groups, kind, size_kib=size) for size in SIZES] == [0, 2 * GI]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_page_limits_sum_all_spellings_of_a_size(requests: str, expected: Mappin
     """Go test TestHugePageLimits: one size may be written in several ways; the amounts are summed."""
     facts = NodeFacts(hugepages_kib=(2 << 10, 4 << 10))
     groups = expected_pod_cgroups(pod(c1(requests)), facts)
-    assert {mib: exact(groups, SettingKind.PAGES, size_kib=mib << 10) for mib in (2, 4)} == expected
+    assert {mib: exact_value(groups, SettingKind.PAGES, size_kib=mib << 10) for mib in (2, 4)} == expected
 
 
 # --- cm: TestQOSCPUConfigUpdate ----------------------------------------------------------------------------
@@ -395,7 +395,7 @@ CONTAINER_CASES: Final[Mapping[str, tuple[Pod, NodeFacts, Config, int]]] = {
 def test_container_cgroup_with_claims_matches_the_kubelets(name: str) -> None:
     pod, facts, expected, pages = CONTAINER_CASES[name]
     assert config(pod, facts, "c1") == expected
-    assert exact(expected_pod_cgroups(pod, facts), SettingKind.PAGES, "c1", SIZES[0]) == pages
+    assert exact_value(expected_pod_cgroups(pod, facts), SettingKind.PAGES, "c1", SIZES[0]) == pages
 
 
 # --- kuberuntime: TestGetHugepageLimitsFromResources -------------------------------------------------------
@@ -420,7 +420,7 @@ def test_container_cgroup_with_claims_matches_the_kubelets(name: str) -> None:
 def test_container_page_limits_match_the_kubelets(level: str, limits: str, expected: tuple[int, int]) -> None:
     groups = expected_pod_cgroups(pod(c1("", limits), level=resources("", level)), V1)
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
-        assert tuple(exact(groups, kind, "c1", size) for size in SIZES) == expected
+        assert tuple(exact_value(groups, kind, "c1", size) for size in SIZES) == expected
 
 
 # --- component-helpers: TestPodRequestsAndLimitsWithDRA, TestPodResource(Limits|Requests)WithSharedDRAClaims
@@ -529,7 +529,9 @@ SUM_CASES: Final[Mapping[str, tuple[Object, str, str | None]]] = {
 
 def sums(pod: Pod, add: Any, claims: bool) -> dict[str, int]:
     found = {resource: add(pod, resource, with_claims=claims) for resource in ("cpu", "memory", PAGES)}
-    return {resource: one.total.nanos for resource, one in found.items() if isinstance(one, ResourceSum)}
+    return {
+        resource: amount.total.nanos for resource, amount in found.items() if isinstance(amount, ResourceSum)
+    }
 
 
 def nanos(text: str) -> dict[str, int]:

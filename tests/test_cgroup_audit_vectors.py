@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from cgroup_audit_pods import SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources, values
+from cgroup_audit_pods import (
+    SIZES,
+    SYSTEMD,
+    V1,
+    V2,
+    claim,
+    container,
+    exact_value,
+    knob,
+    pod,
+    resources,
+    values,
+)
 
 from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups
@@ -85,16 +97,16 @@ def check_value(
         assert value in values(knob(second, SettingKind.WEIGHT, name))
     elif key == "cpu_max":
         quota, period = value.split()
-        assert exact(second, SettingKind.QUOTA, name) == (NO_LIMIT if quota == "max" else int(quota))
+        assert exact_value(second, SettingKind.QUOTA, name) == (NO_LIMIT if quota == "max" else int(quota))
         if quota != "max":
-            assert exact(second, SettingKind.PERIOD, name) == int(period)
+            assert exact_value(second, SettingKind.PERIOD, name) == int(period)
     elif key == "memory_max":
-        assert exact(second, SettingKind.MEMORY, name) == (NO_LIMIT if value == "max" else value)
+        assert exact_value(second, SettingKind.MEMORY, name) == (NO_LIMIT if value == "max" else value)
     else:
         hugetlb, size, *rest = key.split(".")
         assert (hugetlb, rest[-1]) == ("hugetlb", "max")
         kind = SettingKind.RESERVED if "rsvd" in rest else SettingKind.PAGES
-        assert exact(second, kind, name, {"2MB": SIZES[0], "1GB": SIZES[1]}[size]) == value
+        assert exact_value(second, kind, name, {"2MB": SIZES[0], "1GB": SIZES[1]}[size]) == value
 
 
 def test_weight_of_a_pod_with_only_a_claim_accepts_code_and_kep() -> None:
@@ -147,7 +159,7 @@ def test_memory_limit_accepts_exact_value_and_whole_pages() -> None:
     mine = pod(container("c1", limits="memory=1G cpu=1"))
     for page_bytes, read in ((4096, out["read_back_4k"]), (65536, out["read_back_64k"])):
         memory = knob(expected_pod_cgroups(mine, NodeFacts(page_bytes=page_bytes)), SettingKind.MEMORY)
-        assert [(one.value, one.is_rounded) for one in memory.accepted] == [
+        assert [(value.value, value.is_rounded) for value in memory.accepted] == [
             (out["written"], False),
             (read, True),
         ]

@@ -63,11 +63,11 @@ def v1_pages(hits: int, refusals: int) -> CgroupRuleInput:
     return CgroupRuleInput(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
 
 
-def of(view: CgroupRuleInput, **members: Any) -> CgroupRuleInput:
+def view_with(view: CgroupRuleInput, **members: Any) -> CgroupRuleInput:
     return view._replace(**members)
 
 
-def pinned(cpus: str, evaluations: int = 2) -> CgroupRuleInput:
+def pinned_container(cpus: str, evaluations: int = 2) -> CgroupRuleInput:
     """Return a container on CPUs that a driver declares as exclusive."""
     group = CONTAINER._replace(cpus=parse_cpus(cpus))
     return CgroupRuleInput(
@@ -95,8 +95,8 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     (HIT, hugepage_hits(0, 3, pod=1024 * MIB), info(HIT, "1gi pages hit the limit (limit 1 GiB)")),
     (HIT, hugepage_hits(1, limit=0), info(HIT, "2mi pages hit the limit (limit 0 B)")),
     (HIT, hugepage_hits(1, limit=ABSENT, rsvd=EIO), info(HIT, "2mi pages hit the limit")),
-    (HIT, of(hugepage_hits(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
-    (HIT, of(hugepage_hits(1), pod=None), info(HIT, "2mi pages hit the limit")),
+    (HIT, view_with(hugepage_hits(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
+    (HIT, view_with(hugepage_hits(1), pod=None), info(HIT, "2mi pages hit the limit")),
     (HIT, v1_pages(0, 1),
      info(HIT, "2mi pages could not be reserved, mmap failed with ENOMEM (limit 4 MiB)")),
     (HIT, v1_pages(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
@@ -108,20 +108,22 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
      info(HIT, "2mi pages hit the limit")),
     # --- CPU time
     (THROTTLED, SIZES, OK),
-    (THROTTLED, of(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(5, 20)), OK),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(19, 19)), OK),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(7, 20),
+    (THROTTLED, view_with(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, view_with(SIZES, throttling=CpuThrottling(5, 20)), OK),
+    (THROTTLED, view_with(SIZES, throttling=CpuThrottling(19, 19)), OK),
+    (THROTTLED,
+     view_with(SIZES, throttling=CpuThrottling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
+    (THROTTLED, view_with(SIZES, throttling=CpuThrottling(7, 20),
                    limits=HostLimits(throttled_percent=30, throttled_window_s=30)),
      info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
     (THROTTLED, CgroupRuleInput(POD, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, CgroupRuleInput(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
-    (EXCLUSIVE, pinned("2-3", 1), OK),
-    (EXCLUSIVE, pinned("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
-    (EXCLUSIVE, of(pinned("2-3"), containers=(pinned("2-3"),)), OK),
-    (EXCLUSIVE, of(pinned("2-3"), exclusive=()), OK),
-    (EXCLUSIVE, of(pinned("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
+    (THROTTLED, CgroupRuleInput(POD, throttling=SLOW, containers=(view_with(SIZES, throttling=SLOW),)), OK),
+    (EXCLUSIVE, pinned_container("2-3", 1), OK),
+    (EXCLUSIVE, pinned_container("2-3"),
+     Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
+    (EXCLUSIVE, view_with(pinned_container("2-3"), containers=(pinned_container("2-3"),)), OK),
+    (EXCLUSIVE, view_with(pinned_container("2-3"), exclusive=()), OK),
+    (EXCLUSIVE, view_with(pinned_container("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
     # --- memory
     (KILL, memory(32 * MIB), OK),
     (KILL, memory(32 * MIB, kills=1), info(KILL, "processes were killed: out of memory (limit 32 MiB)")),
@@ -144,11 +146,11 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     (AT_HIGH, memory(NO_LIMIT, at_high=10), info(AT_HIGH, "above memory.high at least 10 times in 60 s")),
     # --- freezer
     (FROZEN, SIZES, OK),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
+    (FROZEN, view_with(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
+    (FROZEN, view_with(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
+    (FROZEN, view_with(SIZES, group=CONTAINER._replace(frozen=EIO)),
      RuleInconclusive("whether it is still frozen cannot be read")),
-    (FROZEN, CgroupRuleInput(POD._replace(frozen=1), containers=(of(SIZES,
+    (FROZEN, CgroupRuleInput(POD._replace(frozen=1), containers=(view_with(SIZES,
      group=CONTAINER._replace(frozen=1)),)),
      OK),
 ]  # fmt: skip
@@ -194,13 +196,13 @@ def test_growing_counters_do_not_wake_each_time() -> None:
 # --- which devices a container uses ----------------------------------------------------------------------
 
 
-def declared(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
+def declared_cpus(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
     """Return CPU devices of one driver, ``cpuset-0`` and on."""
     devices = [
         DriverDevice(
-            "driver", "node-a", f"cpuset-{n}", DeclaredCpuDevice(parse_cpus(one), 0, exclusive, False), 0
+            "driver", "node-a", f"cpuset-{n}", DeclaredCpuDevice(parse_cpus(text), 0, exclusive, False), 0
         )
-        for n, one in enumerate(cpus)
+        for n, text in enumerate(cpus)
     ]
     return (DeclaredFile("driver", tuple(devices)),)
 
@@ -222,7 +224,7 @@ def declared(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
 def test_container_uses_exclusive_cpus_if_it_has_no_others(cpus: Any, devices: list[str]) -> None:
     node = PaperNode()
     node.next()
-    snapshot = replace(node.snapshot(), declared=declared("2-3", "4-7"))
+    snapshot = replace(node.snapshot(), declared=declared_cpus("2-3", "4-7"))
     group = CONTAINER._replace(cpus=parse_cpus(cpus) if isinstance(cpus, str) else cpus)
     assert exclusive_devices_of_cgroup(group, exclusive_cpu_devices(snapshot)) == tuple(
         f"driver/node-a/{name}" for name in devices
@@ -232,7 +234,7 @@ def test_container_uses_exclusive_cpus_if_it_has_no_others(cpus: Any, devices: l
 def test_shared_cpus_are_not_exclusive() -> None:
     node = PaperNode()
     node.next()
-    snapshot = replace(node.snapshot(), declared=declared("2-3", exclusive=False))
+    snapshot = replace(node.snapshot(), declared=declared_cpus("2-3", exclusive=False))
     assert (
         exclusive_devices_of_cgroup(
             CONTAINER._replace(cpus=parse_cpus("2-3")), exclusive_cpu_devices(snapshot)
@@ -241,7 +243,7 @@ def test_shared_cpus_are_not_exclusive() -> None:
     )
 
 
-# --- through time ----------------------------------------------------------------------------------------
+# --- sequences of reports --------------------------------------------------------------------------------
 
 
 class Pods(PaperNode):
@@ -286,7 +288,7 @@ def codes_of(notes: list[NonDeviceCause]) -> list[str]:
     return [note.cause.code for note in notes]
 
 
-def started(**members: Any) -> Pods:
+def pod_with_counters(**members: Any) -> Pods:
     """Return a pod with these counters from the start."""
     node = Pods()
     assert node.notes_after(**members) == []
@@ -294,7 +296,7 @@ def started(**members: Any) -> Pods:
 
 
 def test_oom_kill_is_reported_for_ten_minutes_with_pod_and_limit() -> None:
-    node = started(mem_limit=32 * MIB)
+    node = pod_with_counters(mem_limit=32 * MIB)
     (note,) = node.notes_after(mem_oom_kill=1)
     assert (note.subject, note.cause.code) == ("pod pod-a container container-a", KILL)
     assert note.cause.evidence.endswith("(limit 32 MiB)")
@@ -308,7 +310,7 @@ def test_oom_kill_is_reported_for_ten_minutes_with_pod_and_limit() -> None:
     "member", ["mem_oom_kill", "mem_oom", "mem_max", "mem_failcnt", "mem_high", "cpu_throttled"]
 )
 def test_counts_from_before_the_start_are_ignored(member: str) -> None:
-    node = started(cpu_periods=10**6, **{member: 10**6})
+    node = pod_with_counters(cpu_periods=10**6, **{member: 10**6})
     assert node.next(3).notes == ()
     assert not node.state.host.groups.active
 
@@ -346,12 +348,12 @@ def test_container_that_had_no_room_in_the_table_has_no_old_events() -> None:
     ],
 )
 def test_single_event_of_a_known_container_is_reported(change: dict[str, Any], codes: list[str]) -> None:
-    node = started(hugetlb=(v1(hugetlb_sample()),))
+    node = pod_with_counters(hugetlb=(v1(hugetlb_sample()),))
     assert codes_of(node.notes_after(**change)) == codes
 
 
 def test_kill_counted_at_the_pod_alone_is_reported_for_the_pod() -> None:
-    node = started()
+    node = pod_with_counters()
     node.pod = POD._replace(mem_oom_kill=1)
     (note,) = node.next().notes
     assert (note.subject, note.cause.code) == ("pod pod-a", KILL)
@@ -360,7 +362,7 @@ def test_kill_counted_at_the_pod_alone_is_reported_for_the_pod() -> None:
 
 
 def test_kill_is_reported_after_its_pod_is_gone() -> None:
-    node = started(mem_limit=NO_LIMIT)
+    node = pod_with_counters(mem_limit=NO_LIMIT)
     node.pod = POD._replace(mem_limit=64 * MIB)
     notes = node.notes_after(mem_oom_kill=1)
     node.there = False
@@ -375,7 +377,7 @@ def test_restart_loop_keeps_a_bounded_number_of_groups() -> None:
     node.next()
     many = MAX_REMOVED_CGROUPS + 50
     for first in range(0, many, 100):
-        node.groups = [dead(ident) for ident in range(first, min(first + 100, many))]
+        node.groups = [killed_container(ident) for ident in range(first, min(first + 100, many))]
         node.next()
     node.groups = []
     node.next()
@@ -384,14 +386,14 @@ def test_restart_loop_keeps_a_bounded_number_of_groups() -> None:
     assert min(kept) == 50, "the newest are kept"
 
 
-def dead(ident: int) -> CgroupSample:
+def killed_container(ident: int) -> CgroupSample:
     """Return a container with one OOM kill."""
     return group_sample(ident + 1, container=f"c{ident + 1}")._replace(id=ident, mem_oom_kill=1)
 
 
 @pytest.mark.parametrize("member", ["mem_oom_kill", "mem_max", "cpu_throttled"])
 def test_fallen_counter_is_no_event_and_counts_on(member: str) -> None:
-    node = started(cpu_periods=1000, **{member: 1000})
+    node = pod_with_counters(cpu_periods=1000, **{member: 1000})
     assert node.notes_after(**{member: 3}) == []
     assert node.notes_after(**{member: 3}) == []
     more = {member: 40, "cpu_periods": 1050}
@@ -399,7 +401,7 @@ def test_fallen_counter_is_no_event_and_counts_on(member: str) -> None:
 
 
 def test_reset_does_not_undo_a_kill() -> None:
-    node = started(mem_oom_kill=1)
+    node = pod_with_counters(mem_oom_kill=1)
     node.notes_after(mem_oom_kill=2)
     assert codes_of(node.notes_after(mem_oom_kill=0)) == [KILL]
     assert codes_of(node.notes_after(mem_oom_kill=0)) == [KILL]
@@ -407,14 +409,14 @@ def test_reset_does_not_undo_a_kill() -> None:
 
 @pytest.mark.parametrize("member", ["mem_oom_kill", "mem_max", "mem_high"])
 def test_briefly_unreadable_counter_keeps_its_value(member: str) -> None:
-    node = started(**{member: 50})
+    node = pod_with_counters(**{member: 50})
     assert node.notes_after(**{member: EIO}) == []
     assert node.notes_after(**{member: 50}) == []
     assert len(node.notes_after(**{member: 70})) == 1
 
 
 def test_ended_rate_is_kept_until_its_condition_clears() -> None:
-    node = started(mem_max=0)
+    node = pod_with_counters(mem_max=0)
     code = "cgroup.memory.max"
     assert codes_of(node.notes_after(mem_max=50)) == [code]
     assert codes_of(list(node.next(60 // 10).notes)) == [code], "one clean pass is never enough"
@@ -422,31 +424,31 @@ def test_ended_rate_is_kept_until_its_condition_clears() -> None:
 
 
 def test_counter_that_appears_later_starts_at_zero() -> None:
-    node = started(mem_oom_kill=ABSENT)
+    node = pod_with_counters(mem_oom_kill=ABSENT)
     assert codes_of(node.notes_after(mem_oom_kill=1)) == [KILL]
 
 
 def test_kill_during_unreadable_time_is_found_later() -> None:
-    node = started(mem_oom_kill=0)
+    node = pod_with_counters(mem_oom_kill=0)
     node.notes_after(mem_oom_kill=EIO)
     assert node.next(100).notes == ()
     assert codes_of(node.notes_after(mem_oom_kill=1)) == [KILL]
 
 
 def test_cgroup_v1_failures_count_like_v2_events() -> None:
-    assert codes_of(started(mem_max=ABSENT).notes_after(mem_failcnt=10)) == [AT_MAX]
-    assert codes_of(started(mem_failcnt=ABSENT).notes_after(mem_max=10)) == [AT_MAX]
-    assert codes_of(started(mem_failcnt=ABSENT).notes_after(mem_high=10)) == [AT_HIGH]
+    assert codes_of(pod_with_counters(mem_max=ABSENT).notes_after(mem_failcnt=10)) == [AT_MAX]
+    assert codes_of(pod_with_counters(mem_failcnt=ABSENT).notes_after(mem_max=10)) == [AT_MAX]
+    assert codes_of(pod_with_counters(mem_failcnt=ABSENT).notes_after(mem_high=10)) == [AT_HIGH]
 
 
 def test_slow_limit_hits_are_no_rate() -> None:
-    node = started()
+    node = pod_with_counters()
     for count in range(1, 100):
         assert node.notes_after(mem_max=count, mem_high=count) == []
 
 
 def test_rate_is_reported_until_its_window_ends() -> None:
-    node = started()
+    node = pod_with_counters()
     assert codes_of(node.notes_after(mem_max=10)) == [AT_MAX]
     assert codes_of(list(node.next(5).notes)) == [AT_MAX]
     assert node.next(4).notes == ()
@@ -457,7 +459,7 @@ def test_rate_is_reported_until_its_window_ends() -> None:
 @pytest.mark.parametrize("passes", [5, 6, 7, 20])
 def test_events_after_a_pause_count_in_full(passes: int) -> None:
     """The counter was flat until the last evaluation, so the events are within the window."""
-    node = started()
+    node = pod_with_counters()
     node.notes_after(mem_max=10)
     node.next(passes)
     node.notes_after(mem_max=60)
@@ -466,7 +468,7 @@ def test_events_after_a_pause_count_in_full(passes: int) -> None:
 
 
 def test_throttled_share_needs_twenty_periods() -> None:
-    node = started()
+    node = pod_with_counters()
     assert node.codes_after(19, 19) == []
     assert node.codes_after(1, 0) == [THROTTLED]
     assert node.codes_after(100, 0, 6 + CLEAN_PASSES) == []
@@ -475,14 +477,14 @@ def test_throttled_share_needs_twenty_periods() -> None:
 
 
 def test_throttled_share_covers_the_window_only() -> None:
-    node = started(cpu_periods=10**9)
+    node = pod_with_counters(cpu_periods=10**9)
     assert node.codes_after(100, 50, 7) == [THROTTLED]
-    node = started(cpu_periods=10**9, cpu_throttled=10**9)
+    node = pod_with_counters(cpu_periods=10**9, cpu_throttled=10**9)
     assert node.codes_after(100, 1, 12) == []
 
 
 def test_pod_throttling_is_reported_unless_in_a_container() -> None:
-    node = started()
+    node = pod_with_counters()
     node.pod = POD._replace(cpu_periods=100, cpu_throttled=90)
     assert [note.subject for note in node.next().notes] == ["pod pod-a"]
     node.notes_after(cpu_periods=100, cpu_throttled=30)
@@ -491,7 +493,7 @@ def test_pod_throttling_is_reported_unless_in_a_container() -> None:
 
 def test_exclusive_throttling_needs_two_evaluations() -> None:
     node = Pods()
-    node.declares = declared("0-1")
+    node.declares = declared_cpus("0-1")
     node.prepare("cpuset-0")
     node.notes_after(cpus=0b11)
     assert node.codes_after(100, 1) == [], "the kubelet takes the quota off right after the start"
@@ -510,7 +512,7 @@ def test_exclusive_throttling_needs_two_evaluations() -> None:
 )
 def test_cpus_of_devices_prepared_for_others_are_not_exclusive(prepared: Iterable[str], pod: str) -> None:
     node = Pods()
-    node.declares = declared("0-1", "2-3")
+    node.declares = declared_cpus("0-1", "2-3")
     node.prepare(*prepared, pod=pod)
     node.notes_after(cpus=0b1111)
     assert node.codes_after(100, 1, 4) == []
@@ -518,7 +520,7 @@ def test_cpus_of_devices_prepared_for_others_are_not_exclusive(prepared: Iterabl
 
 def test_exclusive_throttling_follows_a_change_of_pods() -> None:
     node = Pods()
-    node.declares = declared("0-1")
+    node.declares = declared_cpus("0-1")
     node.notes_after(cpus=0b11)
     assert node.codes_after(100, 30, 4) == [THROTTLED], "pods are unknown"
     node.prepare("cpuset-0")
@@ -531,12 +533,12 @@ def test_exclusive_throttling_follows_a_change_of_pods() -> None:
 
 
 def test_occasional_throttling_of_shared_cpus_is_no_finding() -> None:
-    node = started(cpus=0b11)
+    node = pod_with_counters(cpus=0b11)
     assert node.codes_after(100, 1, 7) == []
 
 
 def test_frozen_container_is_reported_after_five_minutes() -> None:
-    node = started()
+    node = pod_with_counters()
     assert node.notes_after(frozen=1) == []
     assert node.state.due_ns is not None, "nothing wakes the core when the time is over"
     assert node.next(FROZEN_S // 10 - 1).notes == ()
@@ -548,7 +550,7 @@ def test_frozen_container_is_reported_after_five_minutes() -> None:
 
 
 def test_unreadable_freezer_state_does_not_thaw() -> None:
-    node = started(frozen=1)
+    node = pod_with_counters(frozen=1)
     node.next(FROZEN_S // 10)
     node.notes_after(frozen=EIO)
     assert codes_of(list(node.next(12).notes)) == [FROZEN]
@@ -556,19 +558,19 @@ def test_unreadable_freezer_state_does_not_thaw() -> None:
 
 
 def test_container_frozen_at_start_is_reported() -> None:
-    node = started(frozen=1)
+    node = pod_with_counters(frozen=1)
     assert codes_of(list(node.next(FROZEN_S // 10).notes)) == [FROZEN]
 
 
 def test_briefly_frozen_container_is_not_reported() -> None:
-    node = started()
+    node = pod_with_counters()
     for _ in range(20):
         assert node.notes_after(frozen=1) == []
         assert node.notes_after(frozen=0) == []
 
 
 def test_removed_frozen_group_is_dropped() -> None:
-    node = started(frozen=1)
+    node = pod_with_counters(frozen=1)
     node.next(FROZEN_S // 10)
     node.there = False
     assert node.next(2).notes == ()
@@ -576,7 +578,7 @@ def test_removed_frozen_group_is_dropped() -> None:
 
 
 def test_unchanged_group_sample_is_not_evaluated_again() -> None:
-    node = started(mem_oom_kill=7, cpu_throttled=7)
+    node = pod_with_counters(mem_oom_kill=7, cpu_throttled=7)
     by_id = node.state.host.groups.by_id
     node.next(3)
     assert node.state.host.groups.by_id is by_id

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from agents import Agent, short_tmp, wait_for_message
 from machine import Kubepods, cpu_load, kubepods_tree, machine_lock, oom_kill
-from own_process import in_own_process
+from own_process import run_in_own_process
 from patience import PATIENCE_S
 from wire.google import Watcher
 from wire.serving import descriptors
@@ -35,17 +35,17 @@ PERIOD_US: Final = 10_000
 SETTLED: Final = 30  # passes, at least 50 ms apart: a new group is read completely until it is a second old
 PROMPT_S: Final = 0.5
 __all__ = ["short_tmp"]
-pytestmark = pytest.mark.usefixtures("locked")
+pytestmark = pytest.mark.usefixtures("hold_machine_lock")
 
 
 @pytest.fixture
-def locked() -> Iterator[None]:
+def hold_machine_lock() -> Iterator[None]:
     with machine_lock():
         yield
 
 
 @contextmanager
-def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
+def watch_tree(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
     """Sampler with the rules' wake conditions."""
     sampler = Sampler(
         SamplerOptions(
@@ -81,7 +81,7 @@ def group_of(snapshot: Snapshot, container: str = CONTAINER) -> CgroupSample | N
     return next((group for group in snapshot.groups if group.container == container), None)
 
 
-def says(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], bool]:
+def has_readings(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], bool]:
     """Return a condition: the group exists and has these readings."""
 
     def claim(snapshot: Snapshot) -> bool:
@@ -102,57 +102,57 @@ def make_promptly(tree: Kubepods, container: str, write: Callable[[Path], object
         tree.remove(QOS, POD)
 
 
-def limited(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Path:
+def create_limited_group(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Path:
     """Create a container with a memory limit, or a pod, that is not read again before the sweep."""
     group = make_promptly(
         tree, container, lambda group: (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
     )
-    passes = until(sampler, says(container, mem_limit=LIMIT), woken=False).core.passes
-    until(sampler, lambda one: one.core.passes >= passes + SETTLED, woken=False)
+    passes = until(sampler, has_readings(container, mem_limit=LIMIT), woken=False).core.passes
+    until(sampler, lambda newest: newest.core.passes >= passes + SETTLED, woken=False)
     return group
 
 
 def test_kill_is_noticed_long_before_the_sweep() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        group = limited(tree, sampler)
-        assert until(sampler, says(), woken=False).core.unwatched == 0
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        group = create_limited_group(tree, sampler)
+        assert until(sampler, has_readings(), woken=False).core.unwatched == 0
         (group / "memory.limit_in_bytes").write_text(f"{2 * LIMIT}\n")
         oom_kill(group)
-        found = group_of(until(sampler, says(mem_oom_kill=1)))
+        found = group_of(until(sampler, has_readings(mem_oom_kill=1)))
         assert found is not None
         assert found.mem_limit == 2 * LIMIT, "it is read with the kill, and else in an hour"
 
 
 def test_pod_memory_limit_kills_are_counted_in_the_container() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        limited(tree, sampler, "")
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        create_limited_group(tree, sampler, "")
         oom_kill(tree.make(QOS, POD, CONTAINER))
-        until(sampler, says(mem_oom_kill=1), woken=False)
+        until(sampler, has_readings(mem_oom_kill=1), woken=False)
 
 
 def test_every_kill_of_many_is_counted() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        group = limited(tree, sampler)
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        group = create_limited_group(tree, sampler)
         for _ in range(5):
             oom_kill(group)
-        until(sampler, says(mem_oom_kill=5), woken=False)
+        until(sampler, has_readings(mem_oom_kill=5), woken=False)
 
 
 def test_kill_wakes_the_core() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        oom_kill(limited(tree, sampler))
-        until(sampler, says(mem_oom_kill=1))
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        oom_kill(create_limited_group(tree, sampler))
+        until(sampler, has_readings(mem_oom_kill=1))
 
 
 def test_removed_group_removes_its_descendants_without_failure() -> None:
     before = descriptors()
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
         held = until(sampler, lambda _: True).core.descriptors
         for _ in range(3):
             tree.make(QOS, POD, CONTAINER)
-            until(sampler, says(mem_oom_kill=0), woken=False)
+            until(sampler, has_readings(mem_oom_kill=0), woken=False)
             tree.remove(QOS, POD)  # the kernel writes to the eventfds of what is removed
-            snapshot = until(sampler, lambda one: not one.groups, woken=False)
+            snapshot = until(sampler, lambda newest: not newest.groups, woken=False)
             assert snapshot.core.unwatched == 0
             assert all(source.state is not SourceState.FAILING for source in snapshot.sources)
         assert snapshot.core.descriptors == held + 2, "the epoll in which the eventfds were, and its timer"
@@ -160,25 +160,25 @@ def test_removed_group_removes_its_descendants_without_failure() -> None:
 
 
 def test_container_frozen_by_v1_is_noticed_by_the_sweep() -> None:
-    with kubepods_tree("freezer", unified=False) as tree, watched(tree, NS // 5) as sampler:
+    with kubepods_tree("freezer", unified=False) as tree, watch_tree(tree, NS // 5) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
-        until(sampler, says(frozen=0), woken=False)
+        until(sampler, has_readings(frozen=0), woken=False)
         (group / "freezer.state").write_text("FROZEN\n")
-        until(sampler, says(frozen=1))
+        until(sampler, has_readings(frozen=1))
         (group / "freezer.state").write_text("THAWED\n")
-        until(sampler, says(frozen=0))
+        until(sampler, has_readings(frozen=0))
 
 
 def test_cpus_of_container_are_read_once_settled() -> None:
-    with kubepods_tree("cpuset", unified=False) as tree, watched(tree) as sampler:
+    with kubepods_tree("cpuset", unified=False) as tree, watch_tree(tree) as sampler:
         top = tree.roots[0]
 
-        def pin(group: Path) -> None:
+        def pin_to_cpus(group: Path) -> None:
             for level in [*reversed(group.relative_to(top).parents), group.relative_to(top)][1:]:
                 (top / level / "cpuset.cpus").write_text("0\n")
 
-        make_promptly(tree, CONTAINER, pin)
-        until(sampler, says(cpus=0b1), woken=False)
+        make_promptly(tree, CONTAINER, pin_to_cpus)
+        until(sampler, has_readings(cpus=0b1), woken=False)
 
 
 def slow_down(tree: Kubepods) -> Path:
@@ -196,7 +196,7 @@ SWEEPS: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "200ms"\n'
 SWEEPS_NEVER: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "1h"\nresync = "1h"\n'
 
 
-def noted(onlooker: Watcher, code: str) -> Any:
+def wait_for_note(onlooker: Watcher, code: str) -> Any:
     """Return the next note of this code."""
 
     def with_code(picture: Any) -> list[Any]:
@@ -210,7 +210,7 @@ def test_container_throttled_by_kernel_is_a_note(short_tmp: Path) -> None:
         flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
         with Agent(short_tmp, *flags, config=SWEEPS) as agent, agent.watch_reports() as onlooker:
             with cpu_load(slow_down(tree)):
-                note = noted(onlooker, "cgroup.cpu.throttled")
+                note = wait_for_note(onlooker, "cgroup.cpu.throttled")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "throttled in more than 25 % of its CPU periods in 60 s"
 
@@ -228,12 +228,14 @@ def test_memory_kill_is_a_note_without_a_sweep(short_tmp: Path) -> None:
                 onlooker, lambda picture: picture.core.passes >= passes + SETTLED, "they have settled"
             )
             oom_kill(group)
-            note = noted(onlooker, "cgroup.memory.oom_kill")
+            note = wait_for_note(onlooker, "cgroup.memory.oom_kill")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "processes were killed: out of memory (limit 16 MiB)"
             tree.remove(QOS, POD)
             gone = wait_for_message(onlooker, lambda picture: picture.groups == 0, "no group any more")
-            assert note.cause.code in [one.cause.code for one in gone.notes if one.subject == note.subject]
+            assert note.cause.code in [
+                newest.cause.code for newest in gone.notes if newest.subject == note.subject
+            ]
 
 
 # --- descriptors that stay open between two reads ---------------------------------------------------------
@@ -273,7 +275,7 @@ def test_held_descriptor_reads_the_kernels_current_value() -> None:
                 oom_kill(memory)
                 (freezer / "freezer.state").write_text(f"{state}\n")
                 snapshot, opens = sweep_once(sampler)
-                assert says(mem_oom_kill=kills, frozen=int(state == "FROZEN"))(snapshot)
+                assert has_readings(mem_oom_kill=kills, frozen=int(state == "FROZEN"))(snapshot)
                 assert opens == 0
             (freezer / "freezer.state").write_text("THAWED\n")
 
@@ -289,29 +291,29 @@ def test_group_recreated_under_its_name_is_opened_again() -> None:
             oom_kill(memory)
             snapshot, opens = sweep_once(sampler)
             assert opens > 0
-            assert says(mem_oom_kill=1, frozen=0)(snapshot)
+            assert has_readings(mem_oom_kill=1, frozen=0)(snapshot)
             assert snapshot.sources[-1].failures == 0
             assert sweep_once(sampler)[1] == 0
 
 
 def test_held_descriptors_of_removed_groups_are_closed() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree, NS // 5) as sampler:
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree, NS // 5) as sampler:
         empty = until(sampler, lambda _: True).core.descriptors
         tree.make(QOS, POD, CONTAINER)
         eventfds = 3  # of the pod, and their epoll with its timer
-        until(sampler, lambda one: one.core.descriptors == empty + eventfds + 4, woken=False)
+        until(sampler, lambda newest: newest.core.descriptors == empty + eventfds + 4, woken=False)
         tree.remove(QOS, POD)
-        until(sampler, lambda one: one.core.descriptors == empty + eventfds - 1, woken=False)
+        until(sampler, lambda newest: newest.core.descriptors == empty + eventfds - 1, woken=False)
 
 
 def test_kernel_notifies_about_a_file_whose_descriptor_is_held() -> None:
-    with kubepods_tree() as tree, watched(tree) as sampler:
+    with kubepods_tree() as tree, watch_tree(tree) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
-        before = until(sampler, says(populated=0), woken=False).core.descriptors
+        before = until(sampler, has_readings(populated=0), woken=False).core.descriptors
         with subprocess.Popen(["sleep", "600"]) as member:
             for populated, procs in ((1, group), (0, tree.roots[0])) * 4:
                 (procs / "cgroup.procs").write_text(f"{member.pid}\n")
-                snapshot = until(sampler, says(populated=populated), woken=False)
+                snapshot = until(sampler, has_readings(populated=populated), woken=False)
             member.kill()
         assert snapshot.core.descriptors > before
 
@@ -346,4 +348,4 @@ def test_estimated_memory_of_held_descriptors_equals_the_kernels_charge() -> Non
         own.mkdir()
         if not (own / "memory.kmem.usage_in_bytes").exists():
             pytest.skip("the kernel does not account its memory by cgroup")
-        in_own_process(check_kernel_memory, own, tree.cgroup_root)
+        run_in_own_process(check_kernel_memory, own, tree.cgroup_root)

@@ -156,11 +156,11 @@ def test_shrunk_pool_stays_unhealthy_when_other_settings_change() -> None:
 
 def test_removed_expectation_of_cpus_accepts_those_online() -> None:
     node = PaperNode(EngineSettings("node-a", expect_cpus=parse_cpus("0-3")))
-    node.online("0-1")
+    node.set_online("0-1")
     assert device_of(node.next(), CPU).health is Health.UNHEALTHY
     change(node, expect_cpus=None)
     assert device_of(node.next(4), CPU).health is Health.HEALTHY
-    node.online("0")
+    node.set_online("0")
     assert device_of(node.next(), CPU).health is Health.UNHEALTHY
 
 
@@ -238,7 +238,7 @@ def test_gpu_counter_with_a_shorter_window_keeps_the_fault_until_full() -> None:
     assert node.codes() == []
 
 
-# --- all together -------------------------------------------------------------------------------------------
+# --- several changes ----------------------------------------------------------------------------------------
 
 SETTINGS: Final = st.fixed_dictionaries(
     {
@@ -263,7 +263,7 @@ def test_no_change_of_settings_makes_a_device_of_a_sound_node_unhealthy(
     changes: list[dict[str, Any]],
 ) -> None:
     node = GpuNode()
-    node.online("0-1")
+    node.set_online("0-1")
     node.pool(pool_sample(10))
     names = [device.device for device in node.next(3).devices]
     for settings in changes:

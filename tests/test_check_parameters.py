@@ -178,7 +178,7 @@ def test_command_checks_every_object_of_a_list_as_json(run: Run) -> None:
     code, out, _ = run(*WITH_KINDS, "-o", "json", objects={"kind": "List", "items": items})
     found = json.loads(out)["parameters"]
     assert code == 2
-    assert [(one["kind"], one["verdict"] and one["verdict"]["code"]) for one in found] == [
+    assert [(entry["kind"], entry["verdict"] and entry["verdict"]["code"]) for entry in found] == [
         ("ResourceClaim", None),
         ("DeviceClass", "config.decode"),
     ]

@@ -235,7 +235,7 @@ def test_no_text_breaks_a_table_of_the_checks_page():
 def test_operators_page_names_only_existing_codes_keys_and_links(name):
     page = (PAGE.parent / name).read_text()
     known = {*CHECKS, *(setting.key for setting in SETTINGS)}
-    heads = "|".join({one.partition(".")[0] for one in known})
+    heads = "|".join({code.partition(".")[0] for code in known})
     assert set(re.findall(rf"`((?:{heads})\.(?!example)[a-z_.-]+)`", page)) <= known
     assert all((PAGE.parent / link).exists() for link in re.findall(r"\]\(([a-z.-]+)\)", page))
 
@@ -247,7 +247,7 @@ def test_sample_output_names_only_existing_checks(name):
     page = (PAGE.parent / name).read_text()
     known = {*CHECKS, *(setting.key for setting in SETTINGS)}
     found = set(re.findall(r"\b((?:gpu|mem|nic|pci|cgroup|node|cpu|hugepages)\.[a-z_.-]*[a-z])\b", page))
-    names = {one for one in found if not one.startswith(("gpu.example.com", "gpu.md"))}
+    names = {code for code in found if not code.startswith(("gpu.example.com", "gpu.md"))}
     assert names <= known | {"gpu.xid"}
 
 
@@ -361,9 +361,9 @@ def test_json_has_every_field(capsys):
     found = json.loads(output_of(capsys, "-o", "json"))
     assert found["apiVersion"] == "drahealth/v1"
     assert len(found["checks"]) == len(CHECKS)
-    (one,) = json.loads(output_of(capsys, "gpu.lost", "-o", "json"))["checks"]
-    assert one["severity"] == "unhealthy"
-    assert {key: type(value) for key, value in one.items()} == dict.fromkeys(
+    (item,) = json.loads(output_of(capsys, "gpu.lost", "-o", "json"))["checks"]
+    assert item["severity"] == "unhealthy"
+    assert {key: type(value) for key, value in item.items()} == dict.fromkeys(
         (
             *("code", "group", "severity", "blame", "source", "what", "threshold", "why", "advice"),
             *("repair", "tryIt"),

@@ -40,7 +40,7 @@ def opaque(
 
 
 def claim_of(results: list[Any], configs: list[Any] | None = None, version: str = "v1") -> dict[str, Any]:
-    """A claim as the API server writes it."""
+    """Return a claim as the API server writes it."""
     devices: dict[str, Any] = {"results": results}
     if configs is not None:
         devices["config"] = configs
@@ -62,7 +62,7 @@ def parse_error(obj: Any, ref: ClaimRef | None = None) -> DriverError:
     return caught.value
 
 
-# --- what is taken -----------------------------------------------------------------------------------------
+# --- accepted claims ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2", "v1"])
@@ -125,7 +125,7 @@ def test_null_fields_count_as_missing() -> None:
     assert parse_claim(obj, DRIVER).devices[0] == ClaimDevice("g", DRIVER, "node-1", "gpu-3")
 
 
-# --- what is not -------------------------------------------------------------------------------------------
+# --- refused claims ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [None, {}, {"allocation": None}, {"reservedFor": []}])

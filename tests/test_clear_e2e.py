@@ -67,14 +67,14 @@ def break_gpu(stage: Stage, number: int = 0, code: int = 79) -> None:
     stage.clients.see([f"gpu-{number}"], SICK, f"gpu.xid.{code}: ")
 
 
-def explained(stage: Stage, device: str) -> dict[str, Any]:
+def explain_device(stage: Stage, device: str) -> dict[str, Any]:
     """Return the device of ``drahealth explain -o json``, with the agent's verdict."""
     found: list[dict[str, Any]] = []
 
     def has_verdict() -> bool:
         """Return whether the agent answered in the two seconds that the command waits."""
         found[:] = json.loads(run(stage, "explain", device, "-o", "json").out)["devices"]
-        return [one["verdict"]["source"] for one in found if one["verdict"]] == ["agent"]
+        return [entry["verdict"]["source"] for entry in found if entry["verdict"]] == ["agent"]
 
     eventually(has_verdict, lambda: f"the agent's verdict on {device} in {found}")
     return dict(found[0])
@@ -90,7 +90,7 @@ def test_cleared_gpu_is_healthy_with_a_record(stage: Stage) -> None:
     uid, login_uid = os.geteuid(), None if login == "4294967295" else int(login)
     by = f"uid {uid} (pid {done.pid}{'' if login_uid is None else f', login uid {login_uid}'})"
     assert f"gpu-0: fault gpu.xid.79 cleared by {by}" in stage.log()
-    (record,) = explained(stage, "gpu-0")["cleared"]
+    (record,) = explain_device(stage, "gpu-0")["cleared"]
     assert record.pop("at").endswith("Z")
     expected = {"device": "gpu-0", "code": "gpu.xid.79", "uid": uid, "pid": done.pid, "loginUID": login_uid}
     assert record == expected
@@ -126,9 +126,9 @@ def test_restart_keeps_gpu_cleared_until_fault_recurs(stage: Stage, kill: bool) 
     stage.clients.until(
         lambda: [fault.code for fault in stage.clients.report.cleared] == ["gpu.xid.79"], "it"
     )
-    (record,) = explained(stage, "gpu-0")["cleared"]
+    (record,) = explain_device(stage, "gpu-0")["cleared"]
     assert record["code"] == "gpu.xid.79"
-    causes = explained(stage, "gpu-0")["verdict"]["causes"]
+    causes = explain_device(stage, "gpu-0")["verdict"]["causes"]
     assert "gpu.xid.79" not in [cause["code"] for cause in causes]
     break_gpu(stage)
 
@@ -160,7 +160,7 @@ def test_wrong_request_is_refused_with_the_reason(stage: Stage, argv: list[str],
     done = run(stage, "clear", *argv)
     assert (done.code, done.out) == (64, "")
     assert text in done.err
-    assert "gpu.xid.79" in [cause["code"] for cause in explained(stage, "gpu-0")["verdict"]["causes"]]
+    assert "gpu.xid.79" in [cause["code"] for cause in explain_device(stage, "gpu-0")["verdict"]["causes"]]
 
 
 def test_other_user_may_not_clear_faults(stage: Stage) -> None:

@@ -76,7 +76,7 @@ class ClearNode(GpuNode):
         return super().restart(**options)
 
 
-def cleared(result: ClearResult) -> list[tuple[str, str]]:
+def cleared_faults(result: ClearResult) -> list[tuple[str, str]]:
     """Return device and code of each cleared fault."""
     assert result.refusal is None, result.reason
     return [(fault.device, fault.code) for fault in result.cleared]
@@ -91,7 +91,7 @@ def test_clear_of_latched_xid_makes_gpu_healthy_at_once(code: int) -> None:
     node.xid(0, code)
     node.rest(30)
     assert node.health() is Health.UNHEALTHY
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", f"gpu.xid.{code}")]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", f"gpu.xid.{code}")]
     assert (node.health(), node.open_codes()) == (Health.HEALTHY, [])
     node.rest(600)
     assert (node.health(), node.open_codes()) == (Health.HEALTHY, [])
@@ -130,9 +130,9 @@ def test_code_limits_clear_to_one_fault() -> None:
     node.xid(0, 79)
     node.xid(0, 62)
     node.rest(30)
-    assert cleared(node.clear("gpu-0", "gpu.xid.79")) == [("gpu-0", "gpu.xid.79")]
+    assert cleared_faults(node.clear("gpu-0", "gpu.xid.79")) == [("gpu-0", "gpu.xid.79")]
     assert node.open_codes() == ["gpu.xid.62"]
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.62")]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.62")]
     assert node.health() is Health.HEALTHY
 
 
@@ -156,7 +156,7 @@ def test_device_is_found_by_each_of_its_names(name: str) -> None:
     assert node.health("a") is Health.UNHEALTHY
     names = {"uuid": gpu.uuid, "bus": gpu.bus.upper(), "driver": f"{DRIVER}/p/a"}
     names["pool"] = f"{node.settings.node}/gpu-1"
-    assert cleared(node.clear(names.get(name) or name.format(gpu.bus))) == [("gpu-1", "gpu.xid.62")]
+    assert cleared_faults(node.clear(names.get(name) or name.format(gpu.bus))) == [("gpu-1", "gpu.xid.62")]
     assert node.health("a") is node.health("gpu-1") is Health.HEALTHY
     assert node.report is not None
     assert [fault.device for fault in node.report.cleared] == ["gpu-1", f"{DRIVER}/p/a"]
@@ -171,7 +171,7 @@ def test_clear_of_fault_in_probation_ends_probation() -> None:
     node.reset(0)
     node.rest(30)
     assert node.open_codes() == ["gpu.xid.46"], "in its probation"
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.46")]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.46")]
     assert node.health() is Health.HEALTHY
     node.restart()
     assert node.health() is Health.HEALTHY
@@ -184,7 +184,7 @@ def test_clear_of_reading_in_probation_ends_probation() -> None:
     node.recover(0)
     node.rest(30)
     (code,) = node.open_codes()
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", code)]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", code)]
     assert node.health() is Health.HEALTHY
 
 
@@ -194,7 +194,7 @@ def test_clear_of_shared_fault_clears_it_for_all_gpus() -> None:
     node.log(FATAL_SXID)
     node.rest(5)
     code = "gpu.fabric.sxid.11004"
-    assert cleared(node.clear("gpu-1", code)) == [("gpu-0", code), ("gpu-1", code)]
+    assert cleared_faults(node.clear("gpu-1", code)) == [("gpu-0", code), ("gpu-1", code)]
     assert node.health("gpu-0") is node.health("gpu-1") is Health.HEALTHY
 
 
@@ -203,7 +203,7 @@ def test_clear_of_mig_instance_keeps_faults_of_other_instance() -> None:
     node.nvml_xid(0, 62, 1, 0)
     node.nvml_xid(0, 62, 2, 0)
     node.rest(30)
-    assert cleared(node.clear("gpu-0-mig-1-0")) == [("gpu-0-mig-1-0", "gpu.xid.62")]
+    assert cleared_faults(node.clear("gpu-0-mig-1-0")) == [("gpu-0-mig-1-0", "gpu.xid.62")]
     assert node.health("gpu-0-mig-1-0") is Health.HEALTHY
     assert node.health("gpu-0-mig-2-0") is Health.UNHEALTHY
 
@@ -213,7 +213,10 @@ def test_clear_of_gpu_clears_faults_of_its_instances() -> None:
     node.nvml_xid(0, 62, 1, 0)
     node.nvml_xid(0, 79)
     node.rest(30)
-    assert set(cleared(node.clear("gpu-0"))) >= {("gpu-0-mig-1-0", "gpu.xid.62"), ("gpu-0", "gpu.xid.79")}
+    assert set(cleared_faults(node.clear("gpu-0"))) >= {
+        ("gpu-0-mig-1-0", "gpu.xid.62"),
+        ("gpu-0", "gpu.xid.79"),
+    }
     for name in ("gpu-0", "gpu-0-mig-1-0", "gpu-0-mig-2-0"):
         assert node.health(name) is Health.HEALTHY
 
@@ -232,7 +235,7 @@ def test_new_occurrence_after_clear_latches_again() -> None:
     assert node.open_codes() == ["gpu.xid.79"]
     node.rest(1000)
     assert node.health() is Health.UNHEALTHY
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.79")]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.79")]
 
 
 @pytest.mark.parametrize("boot_id", ["", SECOND_BOOT])
@@ -259,7 +262,7 @@ def test_clear_ends_fault_that_else_only_replacement_ends() -> None:
     node.restart(boot_id=SECOND_BOOT)
     node.rest(30)
     assert node.open_codes() == ["gpu.xid.165"]
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.165")]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.165")]
     for boot_id in ("", THIRD_BOOT):
         node.restart(boot_id=boot_id)
         node.rest(30)
@@ -426,7 +429,7 @@ def test_clear_of_links_keeps_fault_of_fabric_manager() -> None:
     node.set_readings(0, links_up=ALL_UP & ~0b10000)
     node.rest(30)
     assert node.open_codes() == ["gpu.nvlink.down", "gpu.fabric.manager"]
-    assert cleared(node.clear("gpu-0", "gpu.nvlink.down")) == [("gpu-0", "gpu.nvlink.down")]
+    assert cleared_faults(node.clear("gpu-0", "gpu.nvlink.down")) == [("gpu-0", "gpu.nvlink.down")]
     node.rest(400)
     assert node.open_codes() == ["gpu.fabric.manager"]
 
@@ -443,7 +446,7 @@ def test_clear_of_links_is_refused_while_recovery_is_requested(code: str) -> Non
     node.set_readings(0, recovery_action=0)
     node.rest(400)
     assert node.open_codes() == ["gpu.nvlink.down"]
-    assert cleared(node.clear("gpu-0", code)) == [("gpu-0", "gpu.nvlink.down")]
+    assert cleared_faults(node.clear("gpu-0", code)) == [("gpu-0", "gpu.nvlink.down")]
 
 
 def test_clear_with_a_code_is_refused_if_it_would_end_another_fault() -> None:
@@ -461,7 +464,7 @@ def test_clear_with_a_code_is_refused_if_it_would_end_another_fault() -> None:
     )
     node.rest(400)
     assert node.open_codes() == before
-    assert {code for _, code in cleared(node.clear("gpu-0"))} == set(before)
+    assert {code for _, code in cleared_faults(node.clear("gpu-0"))} == set(before)
 
 
 # --- faults that drivers report -----------------------------------------------------------------------------
@@ -475,7 +478,7 @@ def test_clear_ends_driver_reported_fault_at_once() -> None:
     node.next()
     assert node.health("fpga") is Health.UNHEALTHY
     result = node.clear(f"{DRIVER}/p/fpga")
-    assert cleared(result) == [(f"{DRIVER}/p/fpga", "fpga.stuck")]
+    assert cleared_faults(result) == [(f"{DRIVER}/p/fpga", "fpga.stuck")]
     assert result.driver_faults == node.driver_faults
     node.rest(60)  # the ledger has not dropped it yet
     assert "fpga.stuck" not in node.codes("fpga")
@@ -497,7 +500,7 @@ def test_fault_that_driver_without_devices_reports_is_of_host_device() -> None:
     node.rest(600)
     assert node.health("gpu-0") is Health.UNHEALTHY, "the fault has not ended"
     result = node.clear("gpu-0")
-    assert cleared(result) == [("gpu-0", "fpga.stuck")]
+    assert cleared_faults(result) == [("gpu-0", "fpga.stuck")]
     assert result.driver_faults == node.driver_faults[:1]
     assert node.health("gpu-0") is Health.HEALTHY
 
@@ -543,7 +546,7 @@ def test_clear_of_gpu_ends_fault_that_driver_reported_of_it() -> None:
     node.report_fault("a")
     node.xid(0, 79)
     node.rest(30)
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.79"), (f"{DRIVER}/p/a", "fpga.stuck")]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", "gpu.xid.79"), (f"{DRIVER}/p/a", "fpga.stuck")]
     assert node.health("gpu-0") is node.health("a") is Health.HEALTHY
 
 
@@ -556,7 +559,7 @@ def test_driver_fault_is_cleared_while_the_fault_of_a_lost_gpu_stays() -> None:
     node.rest(30)
     node.lose(0)
     assert node.clear("gpu-0").refusal is ClearRefusal.STILL_PRESENT
-    assert cleared(node.clear("gpu-0", "fpga.stuck")) == [(f"{DRIVER}/p/a", "fpga.stuck")]
+    assert cleared_faults(node.clear("gpu-0", "fpga.stuck")) == [(f"{DRIVER}/p/a", "fpga.stuck")]
     assert "gpu.xid.79" in node.open_codes()
 
 
@@ -565,5 +568,5 @@ def test_clear_of_nvml_event_makes_gpu_healthy() -> None:
     node.nvml_event(0, GpuEvent.FATAL_POISON)
     node.next()
     (code,) = node.open_codes()
-    assert cleared(node.clear("gpu-0")) == [("gpu-0", code)]
+    assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", code)]
     assert node.health() is Health.HEALTHY

@@ -72,7 +72,7 @@ class Waits:
         self.now_s = now_s
         self.seconds: list[float] = []
         self.meanwhile: Callable[[], None] = lambda: None
-        """What happens during a wait."""
+        """Actions during a wait."""
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -220,7 +220,7 @@ def test_table_is_ascii_on_an_ascii_output(node):
     assert b"\\u" not in done.stdout
 
 
-# --- what cannot be evaluated ------------------------------------------------------------------------------
+# --- settings that cannot be evaluated ---------------------------------------------------------------------
 
 
 def test_container_that_just_started_is_shown_as_quiet(capsys, node):
@@ -509,12 +509,12 @@ TIERED: Final = (
 )
 
 
-def configured(node: Node, config: str) -> None:
+def write_kubelet_config(node: Node, config: str) -> None:
     (node.top / "proc/77/root/var/lib/kubelet/config.yaml").write_text(config)
 
 
 def test_wrong_memory_qos_is_found_with_its_arithmetic(capsys, node):
-    configured(node, f"{TIERED}memoryThrottlingFactor: 0.5\n")
+    write_kubelet_config(node, f"{TIERED}memoryThrottlingFactor: 0.5\n")
     files = {"memory.min": 0, "memory.low": 2 * GI, "memory.high": 4 * GI}
     write_cgroup(node.cgroups, systemd_path(), {**files, "memory.low": 7 * GI})
     write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), files)
@@ -578,7 +578,7 @@ def test_wrong_limit_of_kubepods_is_found_at_once(capsys, node, waits):
 
 
 def test_reserved_cgroup_is_compared_with_the_reservation(capsys, node):
-    configured(
+    write_kubelet_config(
         node,
         "enforceNodeAllocatable: [kube-reserved]\nkubeReserved: {cpu: 500m, memory: 1Gi}\n"
         "kubeReservedCgroup: /kube.slice\nfeatureGates: {MemoryQoS: false}\n",
@@ -588,7 +588,9 @@ def test_reserved_cgroup_is_compared_with_the_reservation(capsys, node):
     )
     code, found = document(capsys, node)
     assert code == 0
-    kube = [(one["file"], one["actual"]) for one in found["nodeCgroups"] if one["name"] == "kube-reserved"]
+    kube = [
+        (entry["file"], entry["actual"]) for entry in found["nodeCgroups"] if entry["name"] == "kube-reserved"
+    ]
     assert kube == [("cpu.weight", 20), ("memory.max", GI)]
 
 
@@ -616,13 +618,13 @@ def test_configuration_from_a_file_replaces_that_of_the_process(capsys, node):
 
 
 def test_gate_in_the_configuration_decides_whether_claims_count(capsys, node):
-    configured(node, "featureGates: {DRANodeAllocatableResources: false}\n")
+    write_kubelet_config(node, "featureGates: {DRANodeAllocatableResources: false}\n")
     _, found = document(capsys, node)
     assert found["cgroups"]["countsClaims"] is False
 
 
 def test_quota_period_of_the_configuration_is_expected(capsys, node):
-    configured(node, "cpuCFSQuotaPeriod: 50ms\n")
+    write_kubelet_config(node, "cpuCFSQuotaPeriod: 50ms\n")
     for path in (systemd_path(), systemd_path(UID, CONTAINER)):
         write_cgroup(node.cgroups, path, {"cpu.max": "450000 50000"})
     assert run(capsys, node)[0] == 0
@@ -685,7 +687,7 @@ def test_pods_of_one_node_define_the_node(capsys, node):
 
 
 @pytest.fixture
-def served(short_tmp: Path) -> Iterator[Node]:
+def served_node(short_tmp: Path) -> Iterator[Node]:
     """A node whose kubelet serves its pod, which has no claim but requests CPU."""
     node = node_of(short_tmp, kep_pod())
     with pods_api(node, kubelets_pod()):
@@ -708,7 +710,7 @@ def kubelets_pod() -> Any:
 
 @contextmanager
 def pods_api(node: Node, pod: Any) -> Iterator[None]:
-    """Pods API of the node's kubelet that lists one pod."""
+    """Serve the pods API of the node's kubelet, which lists one pod."""
     answer = message_class("v1alpha1", "ListPodsResponse")(pods=[pod.SerializeToString()])
     socket = node.top / "kubelet" / SOCKET
     socket.parent.mkdir()
@@ -716,13 +718,13 @@ def pods_api(node: Node, pod: Any) -> Iterator[None]:
         yield
 
 
-def test_without_a_file_pods_come_from_the_kubelet(served):
-    write_cgroup(served.cgroups, systemd_path(), {"cpu.weight": 79, "cpu.max": "400000 100000"})
+def test_without_a_file_pods_come_from_the_kubelet(served_node):
+    write_cgroup(served_node.cgroups, systemd_path(), {"cpu.weight": 79, "cpu.max": "400000 100000"})
     write_cgroup(
-        served.cgroups, systemd_path(UID, CONTAINER), {**CONTAINER_KNOBS, "cpu.max": "400000 100000"}
+        served_node.cgroups, systemd_path(UID, CONTAINER), {**CONTAINER_KNOBS, "cpu.max": "400000 100000"}
     )
-    write_cgroup(served.cgroups, "kubepods.slice/kubepods-burstable.slice", {"cpu.weight": 79})
-    command = [sys.executable, "-m", "agent", *served.args("--all", pods=False)]
+    write_cgroup(served_node.cgroups, "kubepods.slice/kubepods-burstable.slice", {"cpu.weight": 79})
+    command = [sys.executable, "-m", "agent", *served_node.args("--all", pods=False)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [

@@ -89,13 +89,13 @@ def test_devices_of_two_pools_are_separate():
 
 
 def test_source_state_is_a_change_but_its_failure_count_is_not():
-    def seen(state: SourceState, failures: int, detail: str = "") -> object:
+    def report_of_source(state: SourceState, failures: int, detail: str = "") -> object:
         return report(sources=(source("cpus", state, failures, detail),))
 
-    healthy, bad = seen(SourceState.OK, 0), seen(SourceState.FAILING, 1, "EIO")
+    healthy, bad = report_of_source(SourceState.OK, 0), report_of_source(SourceState.FAILING, 1, "EIO")
     assert [c.text for c in changes_between_reports(healthy, bad)] == ["source cpus failing EIO"]
-    assert changes_between_reports(bad, seen(SourceState.FAILING, 2, "EIO")) == []
-    assert [c.text for c in changes_between_reports(bad, seen(SourceState.OK, 2, "EIO"))] == [
+    assert changes_between_reports(bad, report_of_source(SourceState.FAILING, 2, "EIO")) == []
+    assert [c.text for c in changes_between_reports(bad, report_of_source(SourceState.OK, 2, "EIO"))] == [
         "source cpus ok"
     ]
 
@@ -110,10 +110,10 @@ def test_node_without_devices_lists_absent_sources():
 
 
 def test_unwatched_cgroups_are_a_change():
-    def seen(**core: int) -> Report:
+    def report_of_core(**core: int) -> Report:
         return report(device("gpu-0"), sources=(source("cgroups"),), core=NativeCoreStats(**core))
 
-    good, worse = seen(), seen(groups_dropped=2000, unwatched=1)
+    good, worse = report_of_core(), report_of_core(groups_dropped=2000, unwatched=1)
     (change,) = changes_between_reports(good, worse)
     assert change.text == (
         "cgroups incomplete 2,000 not watched, see cgroups.max-groups; "
@@ -164,7 +164,10 @@ def test_pod_name_that_comes_or_goes_is_no_change(container: str):
     assert changes_between_reports(report(notes=(named,)), report(notes=(unnamed,))) == []
     assert changes_between_reports(report(notes=(unnamed,)), report(notes=(named,))) == []
     other = NonDeviceCause(f"pod u-2 (team-a/train-0){container}", HUNG)
-    states = [one.state for one in changes_between_reports(report(notes=(named,)), report(notes=(other,)))]
+    states = [
+        found_report.state
+        for found_report in changes_between_reports(report(notes=(named,)), report(notes=(other,)))
+    ]
     assert states == ["Degraded", "over"]
 
 
@@ -254,7 +257,7 @@ def test_absent_nvml_is_a_change_only_if_it_was_there():
 # --- the log -----------------------------------------------------------------------------------------------
 
 
-def written(level: int, text: str, *, journal: bool, error: BaseException | None = None) -> str:
+def format_record(level: int, text: str, *, journal: bool, error: BaseException | None = None) -> str:
     info = (type(error), error, error.__traceback__) if error else None
     record = logging.LogRecord("agent.x", level, __file__, 1, "%s", (text,), info)
     record.created = 1_795_255_444.9
@@ -262,7 +265,7 @@ def written(level: int, text: str, *, journal: bool, error: BaseException | None
 
 
 def test_line_on_a_terminal_has_time_and_level():
-    assert written(logging.INFO, "hello", journal=False) == "2026-11-21T10:04:04Z info hello"
+    assert format_record(logging.INFO, "hello", journal=False) == "2026-11-21T10:04:04Z info hello"
 
 
 @pytest.mark.parametrize(
@@ -270,12 +273,12 @@ def test_line_on_a_terminal_has_time_and_level():
     [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3), (logging.CRITICAL, 2)],
 )
 def test_line_for_the_journal_has_a_priority_and_no_time(level, priority):
-    assert written(level, "hello", journal=True) == f"<{priority}>hello"
+    assert format_record(level, "hello", journal=True) == f"<{priority}>hello"
     assert {number for _, number in PRIORITIES} == {2, 3, 4, 6, 7}
 
 
 def test_every_line_of_a_traceback_has_the_priority():
-    lines = written(logging.ERROR, "hello", journal=True, error=ValueError("a\nb")).splitlines()
+    lines = format_record(logging.ERROR, "hello", journal=True, error=ValueError("a\nb")).splitlines()
     assert lines == ["<3>hello", "<3>ValueError: a", "<3>b"]
 
 
@@ -324,7 +327,7 @@ def test_source_of_an_unreported_gpu_has_a_line():
 def test_every_line_of_a_warning_has_the_priority():
     text = "a.py:1: UserWarning: hello\n  warn()\n"
     lines = ["<4>a.py:1: UserWarning: hello", "<4>  warn()"]
-    assert written(logging.WARNING, text, journal=True).splitlines() == lines
+    assert format_record(logging.WARNING, text, journal=True).splitlines() == lines
 
 
 def test_failure_has_a_priority_only_for_the_journal():

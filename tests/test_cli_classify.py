@@ -134,7 +134,7 @@ def test_strongest_of_several_numbers_decides(command):
         ["errno EBUSY during device", "gRPC 13 (INTERNAL)"],
     )
     two = [
-        command.document("--errno", one, "--errno", two)["code"] for one, two in (("5", "11"), ("11", "5"))
+        command.document("--errno", pair, "--errno", two)["code"] for pair, two in (("5", "11"), ("11", "5"))
     ]
     assert two == ["os.eio", "os.eagain"]
 

@@ -21,7 +21,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def completed(script: Path, *words: str) -> list[str]:
+def complete_words(script: Path, *words: str) -> list[str]:
     """Return what bash offers for the last of the words."""
     quoted = " ".join(f"'{word}'" for word in ("drahealth", *words))
     code = f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _drahealth; "
@@ -31,40 +31,40 @@ def completed(script: Path, *words: str) -> list[str]:
 
 
 def test_first_word_is_a_verb(script: Path) -> None:
-    assert completed(script, "") == [*VERBS, "help"]
-    assert completed(script, "co") == ["conform", "config", "completion"]
+    assert complete_words(script, "") == [*VERBS, "help"]
+    assert complete_words(script, "co") == ["conform", "config", "completion"]
 
 
 def test_flag_of_the_program_is_completed(script: Path) -> None:
-    assert completed(script, "--v") == ["--version"]
+    assert complete_words(script, "--v") == ["--version"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_flag_of_a_verb_is_completed(script: Path, verb: str) -> None:
     _, parsers = build_parser([verb])
     flags = [name for action in parsers[verb]._actions for name in action.option_strings]
-    offered = completed(script, verb, "-")
+    offered = complete_words(script, verb, "-")
     assert set(offered) == {flag for flag in flags if flag.startswith("--")}
 
 
 def test_values_of_a_flag_are_completed_in_both_forms(script: Path) -> None:
-    assert completed(script, "run", "--table", "a") == ["auto", "always"]
-    assert completed(script, "run", "--table", "=", "ne") == ["never"]
-    assert completed(script, "run", "--table", "=") == ["auto", "always", "never"]
-    assert completed(script, "checks", "-o", "m") == ["markdown"]
-    assert completed(script, "scan", "--output", "m") == [], "scan has no Markdown"
+    assert complete_words(script, "run", "--table", "a") == ["auto", "always"]
+    assert complete_words(script, "run", "--table", "=", "ne") == ["never"]
+    assert complete_words(script, "run", "--table", "=") == ["auto", "always", "never"]
+    assert complete_words(script, "checks", "-o", "m") == ["markdown"]
+    assert complete_words(script, "scan", "--output", "m") == [], "scan has no Markdown"
 
 
 def test_values_of_an_argument_are_completed(script: Path) -> None:
-    assert completed(script, "config", "") == ["show", "check", "schema"]
-    assert completed(script, "completion", "z") == ["zsh"]
-    assert completed(script, "config", "check", "") == [], "the next argument is a file"
-    assert completed(script, "explain", "") == ["pod", "claim"]
-    assert completed(script, "explain", "claim", "") == [], "the next argument is a name"
+    assert complete_words(script, "config", "") == ["show", "check", "schema"]
+    assert complete_words(script, "completion", "z") == ["zsh"]
+    assert complete_words(script, "config", "check", "") == [], "the next argument is a file"
+    assert complete_words(script, "explain", "") == ["pod", "claim"]
+    assert complete_words(script, "explain", "claim", "") == [], "the next argument is a name"
 
 
 def test_other_values_are_left_to_the_shell(script: Path) -> None:
-    assert completed(script, "run", "--config", "/etc/") == []
+    assert complete_words(script, "run", "--config", "/etc/") == []
 
 
 def test_script_is_printed_for_both_shells(capsys: pytest.CaptureFixture[str], script: Path) -> None:

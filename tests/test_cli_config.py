@@ -34,7 +34,7 @@ def violations(value: Any, schema: dict[str, Any], place: str = "") -> list[str]
         return [] if value in schema["enum"] else [f"{place}: {value!r} not in {schema['enum']}"]
     kind = schema["type"]
     if isinstance(kind, list):
-        return min((violations(value, {**schema, "type": one}, place) for one in kind), key=len)
+        return min((violations(value, {**schema, "type": name}, place) for name in kind), key=len)
     if not isinstance(value, kinds[kind]) or (kind == "integer" and isinstance(value, bool)):
         return [f"{place}: {value!r} is no {kind}"]
     found: list[str] = []

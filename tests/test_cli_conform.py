@@ -17,7 +17,7 @@ from conform_records import (
     both_versions,
     device,
     health_list,
-    prepared,
+    prepare_call,
     session_record,
     session_with_claims,
     version_records,
@@ -205,7 +205,7 @@ def test_profile_has_the_areas_in_which_all_checks_passed():
 
 def test_profile_omits_an_area_with_a_warning_or_without_a_result():
     shared = DEVICES[TRAIN.uid][0]
-    warned = {PrepareStage.FIRST: (prepared(TRAIN, INFER, infer=(shared._replace(name="gpu-1"),)),)}
+    warned = {PrepareStage.FIRST: (prepare_call(TRAIN, INFER, infer=(shared._replace(name="gpu-1"),)),)}
     assert profile(run_checks(session_with_claims(warned)))["areas"] == ["health", "registration"]
     unread = session_with_claims(cdi_unprepared=CdiSnapshot((), "directory /cdi: gone"))
     assert profile(run_checks(unread))["areas"] == ["health", "registration"]
@@ -372,7 +372,7 @@ def test_conform_page_has_a_row_for_every_check():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
     assert [code for row in rows for code in re.findall(r"^\| `(.*?)` \|", row)] == [
-        one.code for one in CHECKS
+        check.code for check in CHECKS
     ]
 
 

@@ -13,8 +13,8 @@ from agent.sources.gpu_os_facts import ProcessFacts
 
 
 def test_unhealthy_device_has_its_causes_with_advice():
-    (one,) = report_document(report(device("hugepages-2mi-node0", SHRUNK)))["devices"]
-    assert one == {
+    (entry,) = report_document(report(device("hugepages-2mi-node0", SHRUNK)))["devices"]
+    assert entry == {
         "driver": "",
         "pool": "worker-7",
         "name": "hugepages-2mi-node0",
@@ -42,7 +42,7 @@ def test_unhealthy_device_has_its_causes_with_advice():
 
 
 def test_device_and_causes_have_their_repair():
-    reset, reboot = (replace(SHRUNK, repair=one) for one in (Repair.RESET_DEVICE, Repair.REBOOT_NODE))
+    reset, reboot = (replace(SHRUNK, repair=repair) for repair in (Repair.RESET_DEVICE, Repair.REBOOT_NODE))
     sick, well = report_document(report(device("gpu-0", reset, reboot), device("gpu-1")))["devices"]
     assert [cause["repair"] for cause in sick["causes"]] == ["reset-device", "reboot-node"]
     assert (sick["repair"], well["repair"]) == ("reboot-node", "none")

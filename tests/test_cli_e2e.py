@@ -59,7 +59,7 @@ class Node:
         file.write_text(text + "\n")
 
     def resize(self, pages: int) -> None:
-        """Set the pool's pages, 0 to 9, in place and in one write: sysfs is never seen half written."""
+        """Set the pool's pages, 0 to 9, in place and in one write: a reader of sysfs sees no half of it."""
         for base in ("kernel/mm", "devices/system/node/node0"):
             file = self.sysfs / base / "hugepages/hugepages-2048kB/nr_hugepages"
             with file.open("r+b", buffering=0) as stream:
@@ -84,7 +84,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @contextmanager
-def started(*command: str, stream: str = "stdout", **more: object) -> Iterator[subprocess.Popen[str]]:
+def start_process(*command: str, stream: str = "stdout", **more: object) -> Iterator[subprocess.Popen[str]]:
     """Run a process with one stream to read, and kill it at the end."""
     pipes = {stream: subprocess.PIPE}
     with subprocess.Popen(command, text=True, bufsize=1, **pipes, **more) as process:  # type: ignore[call-overload]
@@ -106,7 +106,7 @@ def line_with(lines: Iterator[str], text: str) -> str:
 def agent(node: Node) -> Iterator[subprocess.Popen[str]]:
     """An agent that has published its first report; its log is read up to there."""
     environ = {k: v for k, v in os.environ.items() if k not in {"JOURNAL_STREAM", "NOTIFY_SOCKET"}}
-    with started(*node.run_args(), stream="stderr", env=environ) as process:
+    with start_process(*node.run_args(), stream="stderr", env=environ) as process:
         line_with(process.stderr, "hugepages-2mi-node0 Healthy")
         yield process
 
@@ -186,7 +186,7 @@ def test_ctrl_c_in_a_scan_exits_130_without_a_message(node):
     cpulist = node.sysfs / "devices/system/node/node0/cpulist"
     cpulist.unlink()
     os.mkfifo(cpulist)
-    with started(*AGENT, "scan", *node.roots, stream="stderr") as scan:
+    with start_process(*AGENT, "scan", *node.roots, stream="stderr") as scan:
         with cpulist.open("w"):  # returns when the scan reads, which has a limit of 5 s
             scan.send_signal(signal.SIGINT)
             assert scan.stderr.read() == ""
@@ -246,7 +246,7 @@ def test_second_agent_on_the_directory_is_refused(node, agent):
 
 def test_second_agent_on_the_state_of_a_removed_directory_is_refused(node, short_tmp):
     state = ("--state-dir", str(short_tmp / "state"))
-    with started(*node.run_args(), *state, stream="stderr") as agent:
+    with start_process(*node.run_args(), *state, stream="stderr") as agent:
         line_with(agent.stderr, "hugepages-2mi-node0 Healthy")
         node.runtime_dir.rename(short_tmp / "gone")
         other = ("--runtime-dir", str(short_tmp / "other"))
@@ -291,7 +291,7 @@ def test_wrong_file_type_in_the_runtime_directory_is_refused(node, name, noun, e
 
 
 def test_run_on_a_terminal_shows_a_live_table(node):
-    with on_terminal(*node.run_args()) as (process, screen):
+    with run_on_terminal(*node.run_args()) as (process, screen):
         screen.read_until(node.driver_socket)
         screen.read_until("2 devices: ")
         node.resize(4)
@@ -329,7 +329,9 @@ with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
 
 
 def test_watch_in_a_pipe_prints_changes_and_exits_69(node, agent):
-    with started(*AGENT, "watch", "--runtime-dir", str(node.runtime_dir), stderr=subprocess.PIPE) as watch:
+    with start_process(
+        *AGENT, "watch", "--runtime-dir", str(node.runtime_dir), stderr=subprocess.PIPE
+    ) as watch:
         assert re.fullmatch(rf"{TIME} cpu-node0 Healthy\n", next(watch.stdout))
         assert re.fullmatch(rf"{TIME} hugepages-2mi-node0 Healthy\n", next(watch.stdout))
         node.resize(4)
@@ -342,7 +344,7 @@ def test_watch_in_a_pipe_prints_changes_and_exits_69(node, agent):
 
 
 def test_watch_follows_a_driver_socket(node, agent):
-    with started(*AGENT, "watch", node.driver_socket, "-o", "json") as watch:
+    with start_process(*AGENT, "watch", node.driver_socket, "-o", "json") as watch:
         first = json.loads(next(watch.stdout))
         assert [d["name"] for d in first["devices"]] == ["cpu-node0", "hugepages-2mi-node0"]
         node.resize(4)
@@ -377,7 +379,7 @@ def test_watch_once_of_a_stopped_agent_exits_69(node, agent):
 
 
 def test_watch_on_a_terminal_redraws_its_table(node, agent):
-    with on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
+    with run_on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
         screen.read_until("2 healthy")
         node.resize(4)
         screen.read_until("1 unhealthy")
@@ -388,7 +390,7 @@ def test_watch_on_a_terminal_redraws_its_table(node, agent):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_watch_restores_its_terminal_after_a_signal(node, agent, number):
-    with on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
+    with run_on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
         screen.read_until("2 healthy")
         process.send_signal(number)
         screen.read_until("\x1b[?25h\x1b[?1049l")
@@ -507,7 +509,7 @@ class Screen:
 
 
 @contextmanager
-def on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
+def run_on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
     """Run a process on its own pseudo-terminal; yield the process and the screen."""
     screen, terminal = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}} | {

@@ -16,11 +16,11 @@ from explain_node import (
     GROUP,
     Node,
     claim_object,
-    listing,
     pod_object,
+    podresources_answer,
     pods_answer,
     prepared_claim,
-    reserved,
+    reservations,
     silent_servers,
 )
 from hung_file import hung_file
@@ -75,32 +75,34 @@ def node(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Node:
 @pytest.fixture
 def train(node: Node) -> Node:
     """One pod with two devices; the kubelet has one of them as Unhealthy."""
-    node.prepared(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
+    node.write_checkpoint(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
     node.health_state("Unhealthy", "gpu-0", message="XID 79")
     return node
 
 
 def affected_pods(document: dict) -> list[tuple[str | None, str | None, bool]]:
-    return [(one["pod"]["name"], one["pod"]["uid"], one["sure"]) for one in document["hurt"]]
+    return [(pod["pod"]["name"], pod["pod"]["uid"], pod["sure"]) for pod in document["hurt"]]
 
 
-# --- from files alone --------------------------------------------------------------------------------------
+# --- explanations from files -------------------------------------------------------------------------------
 
 
 def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
-    pods = node.saved("p.json", pod_object("pod-u-1", "gpus", uid="u-1", owner="train"))
-    code, out, err = node.bare("gpu-0", "--claims", claims, "--pods", pods)
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=reservations("u-1")))
+    pods = node.write_objects("p.json", pod_object("pod-u-1", "gpus", uid="u-1", owner="train"))
+    code, out, err = node.run_bare("gpu-0", "--claims", claims, "--pods", pods)
     assert (code, err) == (3, "")
     assert "? team-a/gpus  team-a/pod-u-1  main        Job train  pods-file, claims-file\n" in out
     assert "Unknown: no source reports its health" in out
 
 
 def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
-    claims = train.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
-    code, out, _ = train.bare("gpu-0", "--claims", claims, "-o", "json")
+    claims = train.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=reservations("u-1")))
+    code, out, _ = train.run_bare("gpu-0", "--claims", claims, "-o", "json")
     assert [source["source"] for source in json.loads(out)["sources"]] == ["claims-file"]
-    code, out, _ = train.bare("gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json")
+    code, out, _ = train.run_bare(
+        "gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json"
+    )
     assert code == 2
     sources = [source["source"] for source in json.loads(out)["sources"]]
     assert {"checkpoint", "health-state", "podresources", "pods-api", "claims-file"} <= set(sources)
@@ -109,13 +111,13 @@ def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
 
 @pytest.mark.parametrize("flag", ["--pods", "--claims"])
 def test_missing_file_of_objects_is_a_usage_error(node: Node, flag: str) -> None:
-    code, out, err = node.bare("gpu-0", flag, str(node.root / "none.json"))
+    code, out, err = node.run_bare("gpu-0", flag, str(node.root / "none.json"))
     assert (code, out) == (64, "")
     assert f"{node.root / 'none.json'}: No such file or directory" in err
 
 
 def test_two_files_on_standard_input_are_refused(node: Node) -> None:
-    code, _, err = node.bare("gpu-0", "--pods", "-", "--claims", "-")
+    code, _, err = node.run_bare("gpu-0", "--pods", "-", "--claims", "-")
     assert code == 64
     assert "--pods and --claims: only one of them can be standard input" in err
 
@@ -123,18 +125,18 @@ def test_two_files_on_standard_input_are_refused(node: Node) -> None:
 def test_pods_in_a_pipe_have_no_timeout(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipe of a shell, ``<(kubectl get pods)``, is as slow as its writer."""
     set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=0)
-    with open(node.saved("p.json", pod_object("waits")), "rb") as file:
-        _, out, _ = node.bare("pod", "waits", "--pods", f"/dev/fd/{file.fileno()}")
+    with open(node.write_objects("p.json", pod_object("waits")), "rb") as file:
+        _, out, _ = node.run_bare("pod", "waits", "--pods", f"/dev/fd/{file.fileno()}")
     assert "pod team-a/waits" in out
 
 
 def test_mixed_reservations_are_all_named(node: Node) -> None:
     other = {"apiGroup": "example.com", "resource": "jobs", "name": "nightly", "uid": "x-1"}
-    claims = node.saved(
-        "c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP, *reserved("u-1"), other])
+    claims = node.write_objects(
+        "c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP, *reservations("u-1"), other])
     )
-    pods = node.saved("p.json", pod_object("worker", "gpus", uid="u-2", group="workers"))
-    code, out, _ = node.bare("gpu-0", "--claims", claims, "--pods", pods)
+    pods = node.write_objects("p.json", pod_object("worker", "gpus", uid="u-2", group="workers"))
+    code, out, _ = node.run_bare("gpu-0", "--claims", claims, "--pods", pods)
     assert code == 3
     assert "used by 0 pods, 2 more may use the device, through 1 claim\n" in out
     assert "pod group workers" in next(line for line in out.splitlines() if "team-a/worker" in line)
@@ -143,14 +145,16 @@ def test_mixed_reservations_are_all_named(node: Node) -> None:
 
 
 def test_reservations_without_a_pod_are_named_as_orphaned(node: Node) -> None:
-    held = [GROUP, {**GROUP, "name": "gone"}, *reserved("u-1", "u-2")]
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
-    pods = node.saved("p.json", pod_object("w", uid="u-9", group="workers"), pod_object("x", uid="u-1"))
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+    held = [GROUP, {**GROUP, "name": "gone"}, *reservations("u-1", "u-2")]
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
+    pods = node.write_objects(
+        "p.json", pod_object("w", uid="u-9", group="workers"), pod_object("x", uid="u-1")
+    )
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods)
     assert "orphaned?     1 pod, pod group gone: no pod in --pods matches\n" in out
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
     assert [orphan["name"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims)
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims)
     assert "orphaned" not in out  # the kubelet knows the pods of its own node
 
 
@@ -171,29 +175,29 @@ def test_reservations_without_their_workload_are_named_as_orphaned(node: Node) -
         entry("batch", "jobs", "gone", "j-2"),
         entry("apps", "deployments", "web", "d-old"),  # created again since
         entry("example.com", "trainings", "unknown", "t-1"),  # no object of the kind is given
-        *reserved("u-1"),
+        *reservations("u-1"),
     ]
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
     objects = (
         pod_object("x", uid="u-1"),
         workload("Job", "nightly", "j-1", "batch/v1"),
         workload("Job", "gone", "j-2", "other.example.com/v1"),
         workload("Deployment", "web", "d-new", "apps/v1"),
     )
-    pods = node.saved("p.json", *objects)
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+    pods = node.write_objects("p.json", *objects)
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods)
     assert "orphaned?     jobs gone, deployments web: no object in --pods matches\n" in out
     assert "pods-file: 1 pod, 3 other objects" in out
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
     assert [orphan["uid"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
 
 
 def test_pod_group_whose_object_is_given_is_not_orphaned(node: Node) -> None:
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
     group = workload("PodGroup", "workers", "g-1", "scheduling.k8s.io/v1alpha2")
     for objects, is_orphaned in (((), True), ((group,), False)):
-        pods = node.saved("p.json", pod_object("x", uid="u-1"), *objects)
-        _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+        pods = node.write_objects("p.json", pod_object("x", uid="u-1"), *objects)
+        _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods)
         assert ("orphaned?" in out) is is_orphaned
 
 
@@ -201,41 +205,41 @@ def test_unreleased_fields_are_shown_and_ignored(node: Node) -> None:
     claim = claim_object("gpus", "gpu-0")
     claim["spec"] = {"reservedFor": {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}}
     claim["status"]["allocation"]["reservedForAnyPod"] = True
-    _, out, _ = node.bare("claim", "gpus", "--claims", node.saved("c.json", claim))
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", node.write_objects("c.json", claim))
     assert "reserved for  no consumer (claims-file)\n" in out
     assert "meant for     jobs train, any pod: ignored by every kubelet (claims-file)\n" in out
 
 
 def test_pod_group_uid_does_not_match_a_pod(node: Node) -> None:
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
-    pods = node.saved("p.json", pod_object("stranger", uid="g-1"))
-    _, out, _ = node.bare("claim", "team-a/gpus", "--claims", claims, "--pods", pods)
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
+    pods = node.write_objects("p.json", pod_object("stranger", uid="g-1"))
+    _, out, _ = node.run_bare("claim", "team-a/gpus", "--claims", claims, "--pods", pods)
     assert "stranger" not in out
     assert "reserved for  pod group workers (claims-file)" in out
 
 
 def test_too_many_reservations_are_counted(node: Node) -> None:
-    many = reserved(*(f"u-{number}" for number in range(300)))
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=many))
-    _, out, _ = node.bare("claim", "team-a/gpus", "--claims", claims)
+    many = reservations(*(f"u-{number}" for number in range(300)))
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=many))
+    _, out, _ = node.run_bare("claim", "team-a/gpus", "--claims", claims)
     assert "300 pods; 300 entries, more than the API server accepts (claims-file)" in out
 
 
 def test_claim_without_allocation_is_marked(node: Node) -> None:
-    claims = node.saved("c.json", claim_object("gpus"))
-    code, out, _ = node.bare("claim", "gpus", "--claims", claims)
+    claims = node.write_objects("c.json", claim_object("gpus"))
+    code, out, _ = node.run_bare("claim", "gpus", "--claims", claims)
     assert code == 3
     assert "not allocated; no consumer (claims-file)" in out
     assert "no pod of the claim is known" in out
 
 
 def test_pod_without_claims_is_ok_and_with_unknown_claim_unknown(node: Node) -> None:
-    pods = node.saved("p.json", pod_object("plain"))
-    code, out, _ = node.bare("pod", "team-a/plain", "--pods", pods)
+    pods = node.write_objects("p.json", pod_object("plain"))
+    code, out, _ = node.run_bare("pod", "team-a/plain", "--pods", pods)
     assert code == 0
     assert "the pod refers to no claim\n" in out
-    pods = node.saved("p.json", pod_object("waits", "gpus"))
-    code, out, _ = node.bare("pod", "team-a/waits", "--pods", pods)
+    pods = node.write_objects("p.json", pod_object("waits", "gpus"))
+    code, out, _ = node.run_bare("pod", "team-a/waits", "--pods", pods)
     assert code == 3
 
 
@@ -276,7 +280,7 @@ def test_unknown_name_lists_unavailable_sources(train: Node) -> None:
 
 
 def test_ambiguous_name_lists_all_matches(node: Node) -> None:
-    node.prepared(prepared_claim("a", "gpu-0"))
+    node.write_checkpoint(prepared_claim("a", "gpu-0"))
     (node.run_dir / "drivers").mkdir(parents=True)
     node.health_state("Healthy", "gpu-0", "gpu-1")
     other = json.loads((node.kubelet / kubelet_files.HEALTH_FILE).read_text())
@@ -298,13 +302,15 @@ def test_ambiguous_name_lists_all_matches(node: Node) -> None:
 
 
 def test_pod_with_prepared_claim_is_affected_for_sure(train: Node) -> None:
-    with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0", "gpu-1"])), pods_answer(("u-1", ["gpus"]))):
+    with train.sockets(
+        podresources_answer(("pod-u-1", "gpus", ["gpu-0", "gpu-1"])), pods_answer(("u-1", ["gpus"]))
+    ):
         code, document = train.document("gpu-0")
         _, out, _ = train.explain("gpu-0")
     assert code == 2
     assert affected_pods(document) == [("pod-u-1", "u-1", True)]
     assert document["hurt"][0]["containers"] == [{"name": "main", "sure": True}]
-    assert {one["source"] for one in document["hurt"][0]["toldBy"]} == {
+    assert {source["source"] for source in document["hurt"][0]["toldBy"]} == {
         "checkpoint",
         "podresources",
         "pods-api",
@@ -323,7 +329,7 @@ def test_healthy_in_the_kubelet_alone_is_unknown(node: Node) -> None:
 
 
 def test_each_edge_has_its_source_and_time(train: Node) -> None:
-    with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
+    with train.sockets(podresources_answer(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("claim", "team-a/gpus")
     (claim,) = document["claims"]
     edges = [*claim["devices"], *claim["consumers"], *claim["containers"]]
@@ -334,7 +340,7 @@ def test_each_edge_has_its_source_and_time(train: Node) -> None:
 
 
 def test_healthy_in_the_kubelet_of_a_used_device_is_unknown(node: Node) -> None:
-    node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    node.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     node.health_state("Healthy", "gpu-0")
     code, out, _ = node.explain("gpu-0")
     assert code == 3
@@ -348,7 +354,7 @@ def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
         PrepareLedger(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
     )
     train.driver_stores(ledger, now_s)
-    with train.sockets(listing(), pods_answer(("u-1", ["gpus"]))):
+    with train.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]))):
         code, out, _ = train.explain("pod", "team-a/pod-u-1")
     assert code == 2
     assert "pod team-a/pod-u-1  uid u-1, Running" in out
@@ -398,7 +404,7 @@ def test_claim_prepared_by_the_driver_alone_affects_no_pod(node: Node) -> None:
 
 
 def test_name_and_uid_of_maybe_one_pod_stay_two_pods(train: Node) -> None:
-    with train.sockets(listing(("train-0", "gpus", ["gpu-0", "gpu-1"])), pods_answer()):
+    with train.sockets(podresources_answer(("train-0", "gpus", ["gpu-0", "gpu-1"])), pods_answer()):
         _, document = train.document("gpu-0")
         _, out, _ = train.explain("pod", "team-a/train-0")
     assert sorted(affected_pods(document), key=str) == [("train-0", None, True), (None, "u-1", True)]
@@ -412,9 +418,11 @@ def test_name_and_uid_of_maybe_one_pod_stay_two_pods(train: Node) -> None:
 def test_many_maybe_same_pods_are_counted_not_paired(node: Node) -> None:
     """A kubelet without the pods API has names in one source and UIDs in another."""
     numbers = range(100)
-    node.prepared(prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
+    node.write_checkpoint(prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
     node.health_state("Unhealthy", "switch")
-    with node.sockets(listing(*((f"pod-{n}", "all", ["switch"]) for n in numbers)), pods_answer()):
+    with node.sockets(
+        podresources_answer(*((f"pod-{n}", "all", ["switch"]) for n in numbers)), pods_answer()
+    ):
         _, out, _ = node.explain("switch")
         _, alone, _ = node.explain("pod", "pod-7")
     (line,) = (line for line in out.splitlines() if "same pod?" in line)
@@ -423,15 +431,19 @@ def test_many_maybe_same_pods_are_counted_not_paired(node: Node) -> None:
 
 
 def test_pod_that_a_new_sandbox_would_refuse_is_a_risk(train: Node) -> None:
-    claims = train.saved("c.json", claim_object("gpus", "gpu-0", "gpu-1", reserved_for=reserved("u-2")))
-    pods = train.saved("p.json", pod_object("pod-u-1", "gpus", uid="u-1"))
+    claims = train.write_objects(
+        "c.json", claim_object("gpus", "gpu-0", "gpu-1", reserved_for=reservations("u-2"))
+    )
+    pods = train.write_objects("p.json", pod_object("pod-u-1", "gpus", uid="u-1"))
     _, out, _ = train.explain("gpu-0", "--claims", claims, "--pods", pods)
     assert "risk" in out
     assert "team-a/pod-u-1 would be refused team-a/gpus if its sandbox were created again" in out
 
 
 def test_conflicting_sources_are_both_shown(train: Node) -> None:
-    claims = train.saved("c.json", claim_object("gpus", "gpu-0", "gpu-7", reserved_for=reserved("u-1")))
+    claims = train.write_objects(
+        "c.json", claim_object("gpus", "gpu-0", "gpu-7", reserved_for=reservations("u-1"))
+    )
     code, out, _ = train.explain("claim", "team-a/gpus", "--claims", claims)
     assert code == 2
     (line,) = (line for line in out.splitlines() if line.lstrip().startswith("conflict"))
@@ -440,7 +452,9 @@ def test_conflicting_sources_are_both_shown(train: Node) -> None:
 
 
 def test_recreated_claim_of_one_name_is_two_claims(train: Node) -> None:
-    claims = train.saved("c.json", claim_object("gpus", "gpu-9", uid="c-new", reserved_for=reserved("u-1")))
+    claims = train.write_objects(
+        "c.json", claim_object("gpus", "gpu-9", uid="c-new", reserved_for=reservations("u-1"))
+    )
     _, out, _ = train.explain("claim", "team-a/gpus", "--claims", claims)
     assert "claim team-a/gpus  uid c-gpus" in out
     assert "claim team-a/gpus  uid c-new" in out
@@ -453,7 +467,7 @@ def test_pod_created_again_may_use_the_old_device_only(train: Node) -> None:
             pods=[kubelet_pod("u-2", "train-0", claims=["gpus"], phase="Pending")]
         )
 
-    with train.sockets(listing(("train-0", "gpus", ["gpu-0", "gpu-1"])), pods):
+    with train.sockets(podresources_answer(("train-0", "gpus", ["gpu-0", "gpu-1"])), pods):
         _, document = train.document("gpu-0")
     assert affected_pods(document) == [(None, "u-1", True), ("train-0", "u-2", False)]
 
@@ -470,7 +484,7 @@ KUBELET = {
 
 @pytest.mark.parametrize("source", KUBELET)
 def test_missing_source_costs_only_its_own_content(train: Node, source: str) -> None:
-    with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
+    with train.sockets(podresources_answer(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         (train.kubelet / KUBELET[source]).unlink()
         code, document = train.document("gpu-0")
         _, out, _ = train.explain("gpu-0")
@@ -486,7 +500,7 @@ def test_missing_source_costs_only_its_own_content(train: Node, source: str) -> 
 @pytest.mark.parametrize("source", ["checkpoint", "health-state"])
 def test_corrupt_kubelet_file_costs_only_its_own_content(train: Node, source: str) -> None:
     (train.kubelet / KUBELET[source]).write_text("{")
-    with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
+    with train.sockets(podresources_answer(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("gpu-0")
     results = {source["source"]: source for source in document["sources"]}
     assert results[source]["absence"] == "unreadable"
@@ -525,7 +539,11 @@ def test_silent_sockets_time_out_in_parallel(train: Node, monkeypatch: pytest.Mo
         code, document = train.document("gpu-0")
     assert code == 2
     assert affected_pods(document) == [(None, "u-1", True)]
-    late = {one["place"] for one in document["sources"] if one["why"] and one["why"].endswith("within 2 s")}
+    late = {
+        source["place"]
+        for source in document["sources"]
+        if source["why"] and source["why"].endswith("within 2 s")
+    }
     assert late == {str(path) for path in hung}
 
 
@@ -539,7 +557,9 @@ def test_hung_file_times_out_alone(train: Node, monkeypatch: pytest.MonkeyPatch)
         except OSError as error:
             pytest.skip(f"no FUSE here: {error}")
         stack.callback(released.set)
-        with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
+        with train.sockets(
+            podresources_answer(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))
+        ):
             code, document = train.document("gpu-0")
     results = {source["source"]: source for source in document["sources"]}
     assert code == 2
@@ -556,7 +576,7 @@ def test_node_without_any_source_is_unreachable(node: Node) -> None:
 
 
 def test_every_source_has_a_consequence_text() -> None:
-    origins = {str(one) for one in Origin} - {"driver", "pods-file"}
+    origins = {str(origin) for origin in Origin} - {"driver", "pods-file"}
     assert set(CONSEQUENCES) == origins | {"agent", "driver socket", "prepares", "taints", "history"}
 
 
@@ -568,20 +588,20 @@ def test_shared_device_affects_all_hundred_pods(node: Node) -> None:
     own = [
         prepared_claim(f"own-{n}", *(f"gpu-{n}-{of}" for of in range(4)), pods=[f"u-{n}"]) for n in numbers
     ]
-    node.prepared(*own, prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
+    node.write_checkpoint(*own, prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
     node.health_state("Unhealthy", "switch", message="link down")
     with node.sockets(
-        listing(*((f"pod-u-{n}", "all", ["switch"]) for n in numbers)),
+        podresources_answer(*((f"pod-u-{n}", "all", ["switch"]) for n in numbers)),
         pods_answer(*((f"u-{n}", [f"own-{n}", "all"]) for n in numbers)),
     ):
         code, document = node.document("switch")
         _, out, _ = node.explain("switch")
-        _, one = node.document("gpu-42-3")
+        _, entry = node.document("gpu-42-3")
         _, pod = node.document("pod", "team-a/pod-u-42")
     assert code == 2
     assert sorted(affected_pods(document)) == sorted((f"pod-u-{n}", f"u-{n}", True) for n in numbers)
     assert out.count("• team-a/all") == 100
-    assert affected_pods(one) == [("pod-u-42", "u-42", True)]
+    assert affected_pods(entry) == [("pod-u-42", "u-42", True)]
     assert [len({d["name"] for d in claim["devices"]}) for claim in pod["claims"]] == [1, 4]
     assert pod["severity"] == "unhealthy"
 
@@ -598,10 +618,12 @@ def test_message_with_control_characters_is_cleaned(train: Node) -> None:
 
 def test_file_with_control_characters_is_cleaned(node: Node) -> None:
     odd = "u\x1b[2J"
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0\x07", uid=odd, reserved_for=reserved(odd)))
-    pods = node.saved("p.json", pod_object("pod\x1b", "gpus", uid=odd, group="g\x1b", owner="j\x1b"))
+    claims = node.write_objects(
+        "c.json", claim_object("gpus", "gpu-0\x07", uid=odd, reserved_for=reservations(odd))
+    )
+    pods = node.write_objects("p.json", pod_object("pod\x1b", "gpus", uid=odd, group="g\x1b", owner="j\x1b"))
     for argv in (["gpu-0\x07"], ["claim", odd], ["pod", odd]):
-        _, out, err = node.bare(*argv, "--claims", claims, "--pods", pods)
+        _, out, err = node.run_bare(*argv, "--claims", claims, "--pods", pods)
         assert err == ""
         assert "\x1b" not in out
         assert "\x07" not in out
@@ -610,11 +632,11 @@ def test_file_with_control_characters_is_cleaned(node: Node) -> None:
 def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
     pod = pod_object("waits")
     pod["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]
-    code, out, _ = node.bare("pod", "waits", "--pods", node.saved("p.json", pod))
+    code, out, _ = node.run_bare("pod", "waits", "--pods", node.write_objects("p.json", pod))
     assert code == 3
     assert "  claim gpus is not created yet, or not needed\n" in out
     assert "no claim of the pod is known\n" in out
-    _, out, _ = node.bare("pod", "waits", "--pods", node.saved("p.json", pod), "-o", "json")
+    _, out, _ = node.run_bare("pod", "waits", "--pods", node.write_objects("p.json", pod), "-o", "json")
     (obj,) = json.loads(out)["pods"][0]["objects"]
     assert obj["claims"] == [{"name": "gpus", "claim": None}]
 
@@ -633,7 +655,7 @@ def kubelets_pod(*, template: bool = False, extended: str = "") -> Callable[[], 
 
 
 def test_claim_name_that_the_kubelet_lacks_is_not_called_uncreated(train: Node) -> None:
-    with train.sockets(listing(), kubelets_pod(template=True)):
+    with train.sockets(podresources_answer(), kubelets_pod(template=True)):
         _, out, _ = train.explain("pod", "train")
     assert "claim x: its name is not in the pods API, but in the API server (--pods)" in out
     assert "not created yet" not in out
@@ -651,12 +673,12 @@ def test_claim_name_that_the_kubelet_lacks_is_not_called_uncreated(train: Node) 
     ],
 )
 def test_claim_of_an_extended_resource_is_no_conflict(train: Node, resource: str, conflicts: int) -> None:
-    with train.sockets(listing(), kubelets_pod(extended=resource)):
+    with train.sockets(podresources_answer(), kubelets_pod(extended=resource)):
         _, document = train.document("pod", "train")
     assert [conflict["kind"] for conflict in document["conflicts"]] == ["not-named"] * conflicts
 
 
-def pending(node_name: str = "node-1") -> dict[str, Any]:
+def pending_pod(node_name: str = "node-1") -> dict[str, Any]:
     """Return a pending pod that names the claim gpus."""
     found = pod_object("new", "gpus", uid="u-9")
     found["spec"]["nodeName"], found["status"]["phase"] = node_name, "Pending"
@@ -671,8 +693,10 @@ def test_pending_pod_without_a_reservation_is_a_risk(
     node: Node, monkeypatch: pytest.MonkeyPatch, place: str, reserved_for: str, refused: bool
 ) -> None:
     monkeypatch.setenv("DRAHEALTH_NODE_NAME", "node-1")
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved(reserved_for)))
-    flags = ("--claims", claims, "--pods", node.saved("p.json", pending(place)))
+    claims = node.write_objects(
+        "c.json", claim_object("gpus", "gpu-0", reserved_for=reservations(reserved_for))
+    )
+    flags = ("--claims", claims, "--pods", node.write_objects("p.json", pending_pod(place)))
     _, out, _ = node.explain("pod", "new", *flags)
     text = "team-a/new is refused team-a/gpus by the kubelet, and stays pending: the claim is not reserved"
     assert (text in " ".join(out.split())) is refused
@@ -688,7 +712,7 @@ def failed_prepare(node: Node) -> None:
 
 def test_device_of_a_failed_prepare_is_shown_at_its_pod(node: Node) -> None:
     failed_prepare(node)
-    node.prepared(prepared_claim("gpus", pods=["u-1"]))
+    node.write_checkpoint(prepared_claim("gpus", pods=["u-1"]))
     node.health_state("Unhealthy", "gpu-0", message="XID 79")
     code, out, _ = node.explain("pod", "u-1")
     assert code == 2
@@ -712,7 +736,7 @@ def test_claim_known_from_a_failed_prepare_alone_is_shown(node: Node) -> None:
 
 def busy_node(node: Node) -> tuple[str, ...]:
     """Create a node with a sick device, a shared one, a failed prepare, and claims of another node."""
-    node.prepared(
+    node.write_checkpoint(
         prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]),
         prepared_claim("nics", "nic-0", pods=["u-1", "u-2"]),
     )
@@ -722,10 +746,10 @@ def busy_node(node: Node) -> tuple[str, ...]:
     ledger, _ = ledgers.with_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
     node.driver_stores(ledger, now_s)
     job = {"apiGroup": "batch", "resource": "jobs", "name": "nightly", "uid": "j-9"}
-    claims = node.saved(
+    claims = node.write_objects(
         "c.json",
-        claim_object("nics", "nic-0", reserved_for=[*reserved("u-1", "u-2"), GROUP, job]),
-        claim_object("elsewhere", "gpu-7", reserved_for=reserved("u-7")),
+        claim_object("nics", "nic-0", reserved_for=[*reservations("u-1", "u-2"), GROUP, job]),
+        claim_object("elsewhere", "gpu-7", reserved_for=reservations("u-7")),
     )
     return ("--claims", claims, *node.flags)
 
@@ -740,9 +764,9 @@ def all_rows(out: str) -> list[list[str]]:
 
 def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
     flags = busy_node(node)
-    with node.sockets(listing(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
-        code, out, _ = node.bare("--all", *flags)
-        document = json.loads(node.bare("--all", *flags, "-o", "json")[1])
+    with node.sockets(podresources_answer(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
+        code, out, _ = node.run_bare("--all", *flags)
+        document = json.loads(node.run_bare("--all", *flags, "-o", "json")[1])
     device = f"{DRIVER}/node-1"
     assert code == 2
     assert document["claimsElsewhere"] == 1
@@ -768,14 +792,14 @@ def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
 
 def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
     flags = busy_node(node)
-    with node.sockets(listing(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
-        code, out, _ = node.bare("--all", *flags, "-o", "json")
+    with node.sockets(podresources_answer(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
+        code, out, _ = node.run_bare("--all", *flags, "-o", "json")
     document = json.loads(out)
     assert (code, document["kind"], document["severity"]) == (2, "all", "unhealthy")
     assert [claim["name"] for claim in document["claims"]] == ["gpus", "late", "nics"]
     assert [pod["uid"] for pod in document["pods"]] == ["u-1", "u-2"]
     assert [device["name"] for device in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
-    assert {(one["device"]["name"], one["pod"]["uid"]) for one in document["hurt"]} == {
+    assert {(pod["device"]["name"], pod["pod"]["uid"]) for pod in document["hurt"]} == {
         ("gpu-0", "u-1"),
         ("gpu-1", "u-1"),
         ("nic-0", "u-1"),
@@ -784,8 +808,10 @@ def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
 
 
 def test_all_claims_of_files_alone_are_listed(node: Node) -> None:
-    claims = node.saved("c.json", claim_object("a", "gpu-0"), claim_object("b", reserved_for=reserved("u-1")))
-    code, out, _ = node.bare("--all", "--claims", claims)
+    claims = node.write_objects(
+        "c.json", claim_object("a", "gpu-0"), claim_object("b", reserved_for=reservations("u-1"))
+    )
+    code, out, _ = node.run_bare("--all", "--claims", claims)
     assert code == 3
     assert [row[:2] for row in all_rows(out)] == [
         ["team-a/a", "no consumer is known"],
@@ -794,7 +820,7 @@ def test_all_claims_of_files_alone_are_listed(node: Node) -> None:
 
 
 def test_all_without_claims_is_ok_unless_a_source_is_unreadable(node: Node) -> None:
-    node.prepared()
+    node.write_checkpoint()
     node.health_state("Healthy", "gpu-0")
     code, out, _ = node.explain("--all")
     assert (code, out.splitlines()[0]) == (0, "no claim on this node is known")
@@ -803,9 +829,9 @@ def test_all_without_claims_is_ok_unless_a_source_is_unreadable(node: Node) -> N
 
 
 def test_all_names_orphans_with_their_claim(node: Node) -> None:
-    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
-    pods = node.saved("p.json", pod_object("other", uid="u-9"))
-    _, out, _ = node.bare("--all", "--claims", claims, "--pods", pods)
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=reservations("u-1")))
+    pods = node.write_objects("p.json", pod_object("other", uid="u-9"))
+    _, out, _ = node.run_bare("--all", "--claims", claims, "--pods", pods)
     assert "orphaned?  team-a/gpus: 1 pod: no pod in --pods matches\n" in out
 
 
@@ -817,13 +843,13 @@ def test_all_names_orphans_with_their_claim(node: Node) -> None:
     ],
 )
 def test_all_takes_no_name_and_a_name_is_needed_otherwise(node: Node, argv: list[str], error: str) -> None:
-    code, out, err = node.bare(*argv)
+    code, out, err = node.run_bare(*argv)
     assert (code, out) == (64, "")
     assert error in err
 
 
 def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
-    node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    node.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     node.health_state("Unhealthy", "gpu-0", message="word " * 60)
     answers = asyncio.run(query_all_sources(SourcePaths(kubelet_dir=node.kubelet)))
     text = render(explain("device", "gpu-0", answers), TextStyle(unicode=False, width=80))
@@ -835,8 +861,8 @@ def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
 
 @pytest.mark.parametrize("subject", [("pod", "u-1"), ("claim", "gpus")])
 def test_pod_and_claim_text_fits_the_terminal(node: Node, subject: tuple[str, str]) -> None:
-    node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    pods = node.saved("p.json", pod_object("train", "gpus", uid="u-1", owner="a-job-of-many-letters"))
+    node.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    pods = node.write_objects("p.json", pod_object("train", "gpus", uid="u-1", owner="a-job-of-many-letters"))
     answers = asyncio.run(query_all_sources(SourcePaths(kubelet_dir=node.kubelet, pods=Path(pods))))
     text = render(explain(*subject, answers), TextStyle(width=70))
     assert "from checkpoint, pods-file" in " ".join(text.split())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from agents import DRIVER, HEALTHY, UNHEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
 from explain_node import Node as Kubelet
-from explain_node import claim_object, listing, pods_answer, reserved
+from explain_node import claim_object, podresources_answer, pods_answer, reservations
 from kubelet_files import claim, device
 from patience import PATIENCE_S
 from wire.serving import Serving, unhealthy
@@ -42,7 +42,7 @@ def node(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Kubelet:
     allocated = {
         DRIVER: {"Devices": [{**device(PAGES, pool=NODE), "CDIDeviceIDs": [f"{DRIVER}/device={PAGES}"]}]}
     }
-    kubelet.prepared(claim("c-pages", name="pages", pods=["u-1"], drivers=allocated))
+    kubelet.write_checkpoint(claim("c-pages", name="pages", pods=["u-1"], drivers=allocated))
     return kubelet
 
 
@@ -88,7 +88,7 @@ def shrink_pool(agent: Any) -> None:
 
 def test_unhealthy_declared_device_names_its_pod(node: Kubelet, agent: Any) -> None:
     name = f"{DRIVER}/{NODE}/{PAGES}"
-    with node.sockets(listing(), pods_answer(("u-1", ["pages"]))):
+    with node.sockets(podresources_answer(), pods_answer(("u-1", ["pages"]))):
         assert explain(node, name)[0] == 0
         shrink_pool(agent)
         code, out = explain(node, name)
@@ -133,7 +133,7 @@ def test_health_in_the_kubelet_is_shown_next_to_the_sent_one(node: Kubelet, agen
 
 
 def test_host_device_has_health_and_no_pods(node: Kubelet, agent: Any) -> None:
-    code, out = explain(node, "hugepages-2mi-node0", "--claims", node.saved("c.json"))
+    code, out = explain(node, "hugepages-2mi-node0", "--claims", node.write_objects("c.json"))
     assert code == 0
     assert out.startswith("● node-1/hugepages-2mi-node0  Healthy for ")
     assert "no known pod uses the device\n" in out
@@ -142,7 +142,7 @@ def test_host_device_has_health_and_no_pods(node: Kubelet, agent: Any) -> None:
 def test_driver_without_declaration_gets_host_device_health(node: Kubelet, agent: Any) -> None:
     """The agent serves the host's devices on the driver's socket, so the claim is of a host device."""
     allocated = {OTHER: {"Devices": [device("cpu-node0", pool=NODE)]}}
-    node.prepared(claim("c-cpu", name="cpus", pods=["u-2"], drivers=allocated))
+    node.write_checkpoint(claim("c-cpu", name="cpus", pods=["u-2"], drivers=allocated))
     code, out = explain(node, "claim", "team-a/cpus", "-o", "json")
     (found,) = json.loads(out)["devices"]
     assert code == 0
@@ -153,7 +153,7 @@ def test_driver_without_declaration_gets_host_device_health(node: Kubelet, agent
 
 def test_host_device_name_finds_the_driver_device_in_use(node: Kubelet, agent: Any) -> None:
     allocated = {OTHER: {"Devices": [device("cpu-node0", pool=NODE)]}}
-    node.prepared(claim("c-cpu", name="cpus", pods=["u-2"], drivers=allocated))
+    node.write_checkpoint(claim("c-cpu", name="cpus", pods=["u-2"], drivers=allocated))
     for name in ("cpu-node0", f"{NODE}/cpu-node0", f"{OTHER}/{NODE}/cpu-node0"):
         code, out = explain(node, name)
         assert code == 0
@@ -188,7 +188,7 @@ def test_embedding_driver_is_read_on_its_own_socket(node: Kubelet, agent: Any) -
 def test_socket_of_an_embedding_driver_precedes_that_of_the_agent(node: Kubelet, agent: Any) -> None:
     """Case: the agent also serves the driver's name, and reports host devices on that socket."""
     allocated = {OTHER: {"Devices": [device("gpu-0", pool=NODE)]}}
-    node.prepared(claim("c-gpu", name="gpus", pods=["u-2"], drivers=allocated))
+    node.write_checkpoint(claim("c-gpu", name="gpus", pods=["u-2"], drivers=allocated))
     plugin = node.kubelet / "plugins" / OTHER
     (plugin / "drahealth").mkdir(parents=True)
     with Serving(node.root / "e") as driver:
@@ -201,7 +201,7 @@ def test_socket_of_an_embedding_driver_precedes_that_of_the_agent(node: Kubelet,
 
 @contextmanager
 def busy_cpus() -> Iterator[None]:
-    """Two processes per CPU that never sleep, until the end."""
+    """Keep all CPUs busy with two processes per CPU for a ``with`` block."""
     with ExitStack() as stack:
         for _ in range(2 * (os.cpu_count() or 1)):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
@@ -241,10 +241,10 @@ def test_foreign_driver_socket_is_not_read(node: Kubelet, agent: Any) -> None:
 
 def test_reserved_claim_may_affect_its_pod(node: Kubelet, agent: Any) -> None:
     shrink_pool(agent)
-    other = claim_object("later", reserved_for=reserved("u-9"))
+    other = claim_object("later", reserved_for=reservations("u-9"))
     results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": PAGES}]
     other["status"]["allocation"] = {"devices": {"results": results}}
-    code, out = explain(node, f"{NODE}/{PAGES}", "--claims", node.saved("c.json", other))
+    code, out = explain(node, f"{NODE}/{PAGES}", "--claims", node.write_objects("c.json", other))
     assert code == 2
     assert "used by 1 pod, 1 more may use the device, through 2 claims\n" in out
     assert "? team-a/later  team-a/pod-u-9" in out
@@ -254,7 +254,9 @@ def test_claim_with_unknown_devices_makes_its_pod_unknown(node: Kubelet, agent: 
     assert explain(node, "pod", "u-1")[0] == 0
     allocated = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
     mine = claim("c-pages", name="pages", pods=["u-1"], drivers=allocated)
-    node.prepared(mine, claim("c-more", name="more", pods=["u-1"], drivers={OTHER: {"Devices": None}}))
+    node.write_checkpoint(
+        mine, claim("c-more", name="more", pods=["u-1"], drivers={OTHER: {"Devices": None}})
+    )
     code, out = explain(node, "pod", "u-1")
     assert code == 3
     assert f"waits for  {OTHER}: no device yet\n" in out

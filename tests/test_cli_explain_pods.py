@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 from agents import short_tmp
-from claim_samples import device, known_claim, known_pod, listed, listed_claim, prepared, source_answers, use
+from claim_samples import (
+    device,
+    known_claim,
+    known_pod,
+    listed_claim,
+    listed_pod,
+    listed_prepared,
+    source_answers,
+    use,
+)
 from cli_reports import HIT, STOLEN, cause, instant, report
 from cli_reports import device as reported
 from explain_node import Node, pod_object, prepared_claim
@@ -28,7 +37,7 @@ ID, SANDBOX = "e" * 64, "f" * 64
 def node(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     """The kubelet has prepared one device for two pods."""
     node = Node(short_tmp, capsys)
-    node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
+    node.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
     node.health_state("Healthy", "gpu-0")
     return node
 
@@ -90,17 +99,17 @@ def test_kubelet_cgroup_root_is_respected(node: Node) -> None:
 
 def test_with_pods_file_cgroups_are_read_only_by_flag(node: Node) -> None:
     node.runs("u-1")
-    pods = node.saved("p.json", pod_object("train", uid="u-1"))
-    _, out, _ = node.bare("pod", "train", "--pods", pods)
+    pods = node.write_objects("p.json", pod_object("train", uid="u-1"))
+    _, out, _ = node.run_bare("pod", "train", "--pods", pods)
     assert "process" not in out
-    _, out, _ = node.bare("pod", "train", "--pods", pods, "--cgroupfs-root", str(node.cgroups))
+    _, out, _ = node.run_bare("pod", "train", "--pods", pods, "--cgroupfs-root", str(node.cgroups))
     assert "has running processes" in line_of(out, "pod team-a/train")
 
 
 # --- without a node ----------------------------------------------------------------------------------------
 
 
-def shown(
+def explain_and_render(
     kind: str,
     name: str,
     consumers: SourceAnswers,
@@ -116,7 +125,7 @@ def shown(
 def a_pod(ident: str = ID) -> SourceAnswers:
     """Return a pod with one device whose container runs by the pods API, and the pod's cgroups."""
     return source_answers(
-        checkpoint=[prepared("c", use("gpu-0"), pods=["u-1"])],
+        checkpoint=[listed_prepared("c", use("gpu-0"), pods=["u-1"])],
         pods_api=[
             known_pod("u-1", "claim-c", containers=(ContainerObject("main", (), ident, running=True),))
         ],
@@ -125,7 +134,7 @@ def a_pod(ident: str = ID) -> SourceAnswers:
 
 
 def test_running_container_without_a_cgroup_is_a_conflict() -> None:
-    out, found = shown("pod", "u-1", a_pod("a" * 64))
+    out, found = explain_and_render("pod", "u-1", a_pod("a" * 64))
     (conflict,) = found["conflicts"]
     assert conflict["kind"] == "containers"
     assert [(statement["source"], statement["text"]) for statement in conflict["sayings"]] == [
@@ -133,14 +142,14 @@ def test_running_container_without_a_cgroup_is_a_conflict() -> None:
         ("pods-api", f"container main runs as {'a' * 64}"),
     ]
     assert "conflict  pod team-a/pod-u-1: cgroups: no cgroup of aaaa" in out
-    assert shown("pod", "u-1", a_pod())[1]["conflicts"] == []
+    assert explain_and_render("pod", "u-1", a_pod())[1]["conflicts"] == []
 
 
 def test_conflict_of_other_claims_is_not_shown() -> None:
     other = source_answers(claims_file=[known_claim("c-1", name="gpus"), known_claim("c-2", name="gpus")])
     both = replace(a_pod(), claims=other.claims)
-    assert shown("pod", "u-1", both)[1]["conflicts"] == []
-    assert len(shown("claim", "gpus", both)[1]["conflicts"]) == 1
+    assert explain_and_render("pod", "u-1", both)[1]["conflicts"] == []
+    assert len(explain_and_render("claim", "gpus", both)[1]["conflicts"]) == 1
 
 
 def test_note_that_names_a_device_is_shown_at_the_device() -> None:
@@ -149,7 +158,7 @@ def test_note_that_names_a_device_is_shown_at_the_device() -> None:
         NonDeviceCause(subject, STOLEN, (str(device()),)),
         NonDeviceCause(subject, HIT, (str(device("gpu-1")),)),
     )
-    out, found = shown("device", "gpu-0", a_pod(), about, other)
+    out, found = explain_and_render("device", "gpu-0", a_pod(), about, other)
     line = "note  team-a/pod-u-1 container main: cgroup.cpu.throttled_exclusive: throttled (12s ago)"
     assert line in out
     assert "max_hit" not in out
@@ -163,14 +172,16 @@ def test_note_of_a_pod_names_its_container() -> None:
         NonDeviceCause("pod u-1", STOLEN),
         NonDeviceCause("pod u-11", STOLEN),
     )
-    out, found = shown("pod", "u-1", a_pod(), *notes)
+    out, found = explain_and_render("pod", "u-1", a_pod(), *notes)
     assert "  container main: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit\n" in out
     assert "  cgroup.cpu.throttled_exclusive: throttled\n" in out
     assert len(found["pods"][0]["notes"]) == 2
 
 
 def test_note_of_an_unknown_pod_names_its_uid() -> None:
-    out, _ = shown("device", "gpu-0", a_pod(), NonDeviceCause("pod u-7 container x", HIT, (str(device()),)))
+    out, _ = explain_and_render(
+        "device", "gpu-0", a_pod(), NonDeviceCause("pod u-7 container x", HIT, (str(device()),))
+    )
     assert "note  pod u-7 container x: cgroup.hugetlb.max_hit" in out
 
 
@@ -181,7 +192,7 @@ def test_note_that_is_a_cause_of_its_device_is_shown_once() -> None:
     of_others = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/other container main: {finding}")
     for causes, times in (((same,), 1), ((of_others,), 2), ((), 1)):
         gpu = reported("gpu-0", *causes, pool="node-1", owner="gpu.example.com")
-        out, found = shown("device", "gpu-0", a_pod(), note, devices=(gpu,))
+        out, found = explain_and_render("device", "gpu-0", a_pod(), note, devices=(gpu,))
         assert out.count(finding) == times
         assert len(found["devices"][0]["notes"]) == 1
 
@@ -190,14 +201,16 @@ def test_device_age_is_that_of_its_worst_cause() -> None:
     lost = cause("gpu.xid.79", Severity.UNHEALTHY, ago_s=50)
     lesser = cause("cgroup.lower", Severity.DEGRADED, ago_s=7)
     gpu = reported("gpu-0", lost, lesser, pool="node-1", owner="gpu.example.com", since_s=7)
-    out, _ = shown("device", "gpu-0", a_pod(), devices=(gpu,))
+    out, _ = explain_and_render("device", "gpu-0", a_pod(), devices=(gpu,))
     assert "  Unhealthy for 50s, " in out
 
 
 def test_ended_pod_is_counted_separately() -> None:
     ended = known_pod("u-2", "claim-c", phase="Failed")
-    answers = source_answers(checkpoint=[prepared("c", use("gpu-0"), pods=["u-1", "u-2"])], pods_api=[ended])
-    out, _ = shown("device", "gpu-0", answers)
+    answers = source_answers(
+        checkpoint=[listed_prepared("c", use("gpu-0"), pods=["u-1", "u-2"])], pods_api=[ended]
+    )
+    out, _ = explain_and_render("device", "gpu-0", answers)
     assert "used by 1 pod, 1 has ended, through 1 claim\n" in out
     assert "team-a/pod-u-2 (Failed)" in out
 
@@ -205,11 +218,11 @@ def test_ended_pod_is_counted_separately() -> None:
 def test_maybe_same_pods_give_a_range_of_users() -> None:
     """This happens with every kubelet that does not serve its pods API."""
     answers = source_answers(
-        checkpoint=[prepared("c", use("gpu-0"), pods=["u-1", "u-2"])],
-        podresources=[listed("train-0", listed_claim("claim-c", use("gpu-0")))],
+        checkpoint=[listed_prepared("c", use("gpu-0"), pods=["u-1", "u-2"])],
+        podresources=[listed_pod("train-0", listed_claim("claim-c", use("gpu-0")))],
     )
-    out, _ = shown("device", "gpu-0", answers)
+    out, _ = explain_and_render("device", "gpu-0", answers)
     assert "used by 2 to 3 pods, through 1 claim\n" in out
     assert "some may be the same" in out
-    out, _ = shown("device", "gpu-0", a_pod())
+    out, _ = explain_and_render("device", "gpu-0", a_pod())
     assert "used by 1 pod, through 1 claim\n" in out

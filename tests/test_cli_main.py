@@ -214,7 +214,7 @@ def test_sighup_during_imports_of_the_agent_is_pending(tmp_path, module):
 
 
 def test_scan_runs_no_program_even_without_a_temporary_directory(tmp_path):
-    """Neither ldconfig nor gcc, which the search for a library of an imported package would run."""
+    """The search for a library of an imported package would run ldconfig or gcc."""
     program = """
 import runpy, sys
 def note(event, arguments):

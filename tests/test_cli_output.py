@@ -41,7 +41,7 @@ def shell(redirected: str, *command: str) -> subprocess.CompletedProcess[str]:
             return done
 
 
-def isolated(directory: Path) -> list[str]:
+def isolating_prefix(directory: Path) -> list[str]:
     """Return a prefix that keeps a command away from the files of this machine."""
     return ["env", *(f"DRAHEALTH_{name}_DIR={directory}" for name in ("STATE", "RUNTIME", "KUBELET"))]
 
@@ -54,7 +54,7 @@ def isolated(directory: Path) -> list[str]:
     ("redirected", "reason"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
 )
 def test_failed_output_exits_74_with_one_line(tmp_path, verb, redirected, reason):
-    done = shell(redirected, *isolated(tmp_path), *AGENT, *verb.split())
+    done = shell(redirected, *isolating_prefix(tmp_path), *AGENT, *verb.split())
     assert (done.returncode, done.stdout) == (74, "")
     assert done.stderr == f"drahealth: standard output: {reason}\n"
 
@@ -107,12 +107,12 @@ def test_error_that_cannot_be_printed_keeps_its_exit_code(redirected):
 
 
 def test_closed_standard_error_fails_only_commands_that_use_it(tmp_path):
-    silent = shell("2>&-", *isolated(tmp_path), *AGENT, "history")
+    silent = shell("2>&-", *isolating_prefix(tmp_path), *AGENT, "history")
     assert (silent.returncode, silent.stderr) == (0, "")
     (tmp_path / "prepares.json").mkdir()
     file = str(tmp_path / "prepares.json")
-    assert shell("", *isolated(tmp_path), *AGENT, "prepares", "--file", file).returncode == 70
-    assert shell("2>&-", *isolated(tmp_path), *AGENT, "prepares", "--file", file).returncode == 74
+    assert shell("", *isolating_prefix(tmp_path), *AGENT, "prepares", "--file", file).returncode == 70
+    assert shell("2>&-", *isolating_prefix(tmp_path), *AGENT, "prepares", "--file", file).returncode == 74
 
 
 def test_no_file_gets_the_number_of_a_closed_descriptor(tmp_path):
@@ -215,7 +215,15 @@ os.chdir(sys.argv[1])
 os.rmdir(sys.argv[1])
 os.execv(sys.argv[2], sys.argv[2:])
 """
-    command = [*isolated(tmp_path), sys.executable, "-c", program, str(removed), *AGENT, *arguments.split()]
+    command = [
+        *isolating_prefix(tmp_path),
+        sys.executable,
+        "-c",
+        program,
+        str(removed),
+        *AGENT,
+        *arguments.split(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 78
     assert (

@@ -41,11 +41,11 @@ PASSES = replace(
 def ledger_of(*results: tuple[str, object], at: float = NOW) -> PrepareLedger:
     """Return a ledger with these claims, each with the verdict of its failure or None."""
     ledger = PrepareLedger()
-    for number, (name, one) in enumerate(results):
-        if one is None:
+    for number, (name, result) in enumerate(results):
+        if result is None:
             ledger = ledgers.with_success(ledger, claim(name), "", at + number, "1.2")
         else:
-            ledger, _ = ledgers.with_failure(ledger, claim(name), "", one, at + number, "1.2")
+            ledger, _ = ledgers.with_failure(ledger, claim(name), "", result, at + number, "1.2")
     return ledger
 
 
@@ -151,7 +151,7 @@ def test_lines_fit_the_terminal():
     ],
 )
 def test_worst_claim_decides_the_exit_code(results, code):
-    ledger = ledger_of(*((str(number), one) for number, one in enumerate(results)))
+    ledger = ledger_of(*((str(number), result) for number, result in enumerate(results)))
     assert exit_of(prepare_records([LedgerFileContent(DRIVER, "", ledger)])) == code
 
 
@@ -201,9 +201,9 @@ def test_driver_flag_selects_one_driver(node, capsys):
 def test_json_has_every_field(node, capsys):
     node.store(MANY)
     code, out, _ = node.run(capsys, "broken", "-o", "json")
-    (one,) = json.loads(out)["claims"]
+    (item,) = json.loads(out)["claims"]
     assert code == 2
-    assert one == {
+    assert item == {
         "driver": DRIVER,
         "driverVersion": "1.2",
         "namespace": "team",
@@ -315,7 +315,7 @@ def test_missing_file_of_the_flag_is_an_error(node, capsys):
 
 
 @pytest.fixture
-def locked(node: Node) -> Iterator[Path]:
+def unreadable_plugins(node: Node) -> Iterator[Path]:
     """Directory of drivers that this user may not read, also if the tests run as root."""
     node.store(MANY)
     plugins = node.kubelet / "plugins"
@@ -328,10 +328,10 @@ def locked(node: Node) -> Iterator[Path]:
     plugins.chmod(0o700)
 
 
-def test_unreadable_directory_exits_77_and_is_named(node, locked, capsys):
+def test_unreadable_directory_exits_77_and_is_named(node, unreadable_plugins, capsys):
     code, _, err = node.run(capsys)
     assert code == 77
-    assert f"drahealth: {locked}: Permission denied\n" in err
+    assert f"drahealth: {unreadable_plugins}: Permission denied\n" in err
 
 
 def test_markdown_of_the_list_is_refused(node, capsys):

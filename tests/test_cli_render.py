@@ -127,8 +127,8 @@ def test_device_has_one_advice_of_the_cause_that_needs_most():
 
 
 def test_device_without_causes_shows_its_message():
-    one = device("gpu-0", severity=Severity.UNHEALTHY, message="fell off the bus")
-    assert "fell off the bus" in render(report(one))
+    sick = device("gpu-0", severity=Severity.UNHEALTHY, message="fell off the bus")
+    assert "fell off the bus" in render(report(sick))
 
 
 def test_info_cause_is_shown_at_a_healthy_device():
@@ -375,8 +375,8 @@ def test_lines_fit_the_terminal(width):
 
 def test_lines_are_not_wrapped_without_a_terminal():
     text = " ".join(["word"] * 200)
-    one = device("gpu-0", severity=Severity.UNHEALTHY, message=text)
-    assert text in render(report(one))
+    sick = device("gpu-0", severity=Severity.UNHEALTHY, message=text)
+    assert text in render(report(sick))
 
 
 def test_narrow_terminal_has_messages_below_devices():
@@ -406,10 +406,10 @@ def test_table_without_unicode_is_ascii():
 
 @given(st.text(max_size=80), st.integers(20, 120))
 def test_text_with_control_characters_is_cleaned(text, width):
-    one = device(text, severity=Severity.UNHEALTHY, message=text, pool=text, uuid=text, product=text)
-    shown = render(report(one, node=text), TextStyle())
+    sick = device(text, severity=Severity.UNHEALTHY, message=text, pool=text, uuid=text, product=text)
+    shown = render(report(sick, node=text), TextStyle())
     assert all(line.isprintable() for line in shown.split("\n"))
-    assert render(report(one, node=text), TextStyle(width=width)).replace("\n", "").isprintable()
+    assert render(report(sick, node=text), TextStyle(width=width)).replace("\n", "").isprintable()
 
 
 def test_clean_changes_only_unprintable_characters():

@@ -54,11 +54,11 @@ def node(capsys: pytest.CaptureFixture[str]) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory, ExitStack() as stack:
         Path(directory).chmod(0o755)
         node = Node(Path(directory), capsys)
-        node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+        node.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
         node.health_state("Unhealthy", "gpu-0")
         node.driver_stores(PrepareLedger(), time.time())
         node.run_dir.mkdir()
-        for path in (node.run_dir / "agent.sock", *(node.kubelet / one for one in SOCKETS)):
+        for path in (node.run_dir / "agent.sock", *(node.kubelet / found_path for found_path in SOCKETS)):
             server = stack.enter_context(socket.socket(socket.AF_UNIX))
             server.bind(str(path))
             path.chmod(0o660)
@@ -108,13 +108,15 @@ def test_readable_sources_are_shown_with_unreadable_ones(node: Node) -> None:
 def test_ambiguous_name_exits_64(node: Node) -> None:
     two = pod_object("train"), pod_object("train", uid="u-2")
     two[1]["metadata"]["namespace"] = "team-b"
-    output = run_unprivileged("explain", "pod", "train", "--pods", node.saved("p.json", *two), *node.flags)
+    output = run_unprivileged(
+        "explain", "pod", "train", "--pods", node.write_objects("p.json", *two), *node.flags
+    )
     assert (output.code, output.out) == (64, "")
     assert output.err == "drahealth: 'train' matches 2 pods: team-a/train, team-b/train; use a full name\n"
 
 
 def test_unreadable_pods_file_is_the_only_error(node: Node) -> None:
-    saved = Path(node.saved("p.json", pod_object("train", uid="u-1")))
+    saved = Path(node.write_objects("p.json", pod_object("train", uid="u-1")))
     saved.chmod(0o600)
     for verb in (["explain", "pod", "train"], ["audit"]):
         output = run_unprivileged(*verb, "--pods", str(saved))
@@ -141,7 +143,7 @@ def test_audit_names_an_unreadable_kubelet_file(node: Node) -> None:
     (node.kubelet / "cpu_manager_state").write_text("{}")
     (node.kubelet / "cpu_manager_state").chmod(0o600)
     (node.cgroups / "cgroup.controllers").write_text("cpu memory\n")
-    pods = node.saved("p.json", pod_object("pod-u-1", "gpus", uid="u-1"))
+    pods = node.write_objects("p.json", pod_object("pod-u-1", "gpus", uid="u-1"))
     roots = ("--kubelet-dir", str(node.kubelet), "--cgroupfs-root", str(node.cgroups))
     output = run_unprivileged("audit", "--pods", pods, *roots)
     assert output.err == ""

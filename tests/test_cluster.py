@@ -47,7 +47,7 @@ def condition_of(api: ClusterApi, type_: str = "DRADevicesHealthy") -> tuple[str
     return found["status"], found["reason"], found["message"]
 
 
-# --- what the conditions say --------------------------------------------------------------------------------
+# --- content of conditions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_condition_of_a_kind_exists_only_with_devices_of_the_kind() -> None:
     found = decide_conditions(
         report(device("cpu-node0", kind="cpu"), device("gpu-0", XID)), ("gpu", "cpu", "nic")
     )
-    assert [(one.type, one.status) for one in found] == [
+    assert [(found_condition.type, found_condition.status) for found_condition in found] == [
         ("DRADevicesHealthy", "False"),
         ("DRACPUDevicesHealthy", "True"),
         ("DRAGPUDevicesHealthy", "False"),
@@ -101,7 +101,7 @@ def test_condition_is_unknown_until_nvml_lists_the_gpus(state: SourceState, pass
     if status == "Unknown":
         expected["DRAGPUDevicesHealthy"] = status
         assert decided[0].message == "nvml: devices not listed yet"
-    assert {one.type: one.status for one in decided} == expected
+    assert {found_condition.type: found_condition.status for found_condition in decided} == expected
     sick = replace(report(device("gpu-0", XID)), sources=cpus.sources)
     assert {condition.status for condition in decide_conditions(sick, ("gpu",), found)} == {"False"}
 
@@ -307,7 +307,7 @@ def test_condition_of_another_manager_is_taken_over_with_a_warning(
     assert "taken over" in caplog.text
 
 
-# --- one writer ---------------------------------------------------------------------------------------------
+# --- one agent writes ---------------------------------------------------------------------------------------
 
 
 def test_second_agent_writes_nothing_until_the_lease_ends(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claim_samples import known_pod, prepared, source_answers
+from claim_samples import known_pod, listed_prepared, source_answers
 from cluster_agents import DRIVER, XID, SteppedAgent, device
 from cluster_api import NODE, ClusterApi, Refusal, Request
 
@@ -46,7 +46,7 @@ def api() -> Iterator[ClusterApi]:
 def users_of(*names: str, phase: str = "Running") -> ConsumerMap:
     """Return the map of a node on which one pod uses each device."""
     claims = [
-        prepared(f"c-{name}", AllocatedDevice(DeviceRef(DRIVER, NODE, name), ()), pods=[f"p-{name}"])
+        listed_prepared(f"c-{name}", AllocatedDevice(DeviceRef(DRIVER, NODE, name), ()), pods=[f"p-{name}"])
         for name in names
     ]
     pods = [known_pod(f"p-{name}", f"claim-c-{name}", phase=phase) for name in names]
@@ -55,7 +55,7 @@ def users_of(*names: str, phase: str = "Running") -> ConsumerMap:
 
 def events(api: ClusterApi, kind: str = "Node") -> list[dict[str, Any]]:
     """Return the events of objects of a kind."""
-    return [one for one in api.objects_of("events") if one["involvedObject"]["kind"] == kind]
+    return [obj for obj in api.objects_of("events") if obj["involvedObject"]["kind"] == kind]
 
 
 def reasons(api: ClusterApi, kind: str = "Node") -> list[tuple[str, int]]:
@@ -67,7 +67,7 @@ def event_writes(api: ClusterApi) -> int:
     return sum("/events" in request.path for request in api.requests)
 
 
-# --- what the events say ------------------------------------------------------------------------------------
+# --- content of events --------------------------------------------------------------------------------------
 
 
 def test_fault_is_one_event_of_the_node_with_code_and_advice(api: ClusterApi) -> None:
@@ -154,7 +154,7 @@ def test_flapping_device_has_one_event_per_code_in_five_minutes(api: ClusterApi)
     )
     for kind, codes in (("Node", 2), ("Pod", 2)):
         found = events(api, kind)
-        warnings = sum(one["count"] for one in found if one["type"] == "Warning")
+        warnings = sum(event["count"] for event in found if event["type"] == "Warning")
         assert 0 < warnings <= codes * (hours * 3600 / EVENT_S + 1)
     recoveries = sum(event["count"] for event in events(api) if event["type"] == "Normal")
     assert 0 < recoveries <= hours * 3600 / EVENT_S + 1
@@ -170,9 +170,9 @@ def test_storm_of_128_devices_is_bounded(api: ClusterApi) -> None:
     assert event_writes(api) == NODE_BURST
     agent.run_for(3600, lambda: storm)
     of_node = events(api)
-    assert sum(one["count"] for one in of_node) <= OBJECT_BURST + 12
+    assert sum(event["count"] for event in of_node) <= OBJECT_BURST + 12
     assert len(of_node) == COMBINE_MESSAGES
-    assert sum(one["message"].startswith(COMBINED) for one in of_node) == 1
+    assert sum(event["message"].startswith(COMBINED) for event in of_node) == 1
     assert len(events(api, "Pod")) == 128  # each pod has its event, the last after some minutes
     assert event_writes(api) <= NODE_BURST + 3600 / 3
 

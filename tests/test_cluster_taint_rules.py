@@ -40,7 +40,7 @@ def agent_of(api: ClusterApi, *drivers: str, **settings: Any) -> SteppedAgent:
     )
 
 
-def declared(name: str = "gpu-0", *causes: tuple[str, Severity]) -> DeviceHealth:
+def declared_device(name: str = "gpu-0", *causes: tuple[str, Severity]) -> DeviceHealth:
     return device(name, *causes, driver=DRIVER)
 
 
@@ -74,7 +74,7 @@ PATH = "/apis/resource.k8s.io/v1/devicetaintrules"
 
 def test_unhealthy_device_has_a_taint_rule_that_selects_only_it(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.show(declared(*SICK), declared("gpu-1"), device("gpu-2", XID))
+    agent.show(declared_device(*SICK), declared_device("gpu-1"), device("gpu-2", XID))
     (rule,) = api.objects_of("devicetaintrules")
     assert rule["spec"] == {
         "deviceSelector": {"driver": DRIVER, "pool": NODE, "device": "gpu-0"},
@@ -100,24 +100,27 @@ def test_driver_that_is_neither_served_nor_declaring_has_no_rule(api: ClusterApi
 
 
 def test_evicting_code_makes_a_rule_that_evicts(api: ClusterApi) -> None:
-    agent_of(api, taint_evict=frozenset({"gpu.xid.*"})).show(declared(*SICK))
+    agent_of(api, taint_evict=frozenset({"gpu.xid.*"})).show(declared_device(*SICK))
     assert rules(api) == {"gpu-0": (f"{DRIVER}/xid", "79", "NoExecute")}
 
 
 def test_degraded_or_unknown_device_has_no_rule(api: ClusterApi) -> None:
     agent_of(api).run_for(
         300,
-        lambda: [declared("a", ("gpu.silent", Severity.UNKNOWN)), declared("b", ("x.y", Severity.DEGRADED))],
+        lambda: [
+            declared_device("a", ("gpu.silent", Severity.UNKNOWN)),
+            declared_device("b", ("x.y", Severity.DEGRADED)),
+        ],
     )
     assert rules(api) == {}
 
 
 def test_rule_is_removed_after_the_quiet_time(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.show(declared(*SICK))
-    agent.run_for(QUIET_S - 10, lambda: [declared()])
+    agent.show(declared_device(*SICK))
+    agent.run_for(QUIET_S - 10, lambda: [declared_device()])
     assert set(rules(api)) == {"gpu-0"}
-    agent.run_for(30, lambda: [declared()])
+    agent.run_for(30, lambda: [declared_device()])
     assert rules(api) == {}
     assert agent.publisher.status.taint_rules == 0
 
@@ -125,24 +128,26 @@ def test_rule_is_removed_after_the_quiet_time(api: ClusterApi) -> None:
 def test_flapping_device_keeps_its_rule_without_a_write(api: ClusterApi) -> None:
     agent = agent_of(api)
     flaps = iter(range(10**6))
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     api.requests.clear()
-    agent.run_for(1800, lambda: [declared(*(SICK if next(flaps) % 2 else ("gpu-0",)))])
+    agent.run_for(1800, lambda: [declared_device(*(SICK if next(flaps) % 2 else ("gpu-0",)))])
     assert set(rules(api)) == {"gpu-0"}
-    assert [one for one in api.requests if one.method != "GET" and "taintrules" in one.path] == []
+    assert [
+        request for request in api.requests if request.method != "GET" and "taintrules" in request.path
+    ] == []
 
 
 def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:
     first = agent_of(api)
-    first.show(declared(*SICK), declared("gpu-1", XID))
+    first.show(declared_device(*SICK), declared_device("gpu-1", XID))
     added = {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")}
     first.clock.advance(3600)
     second = agent_of(api, clock=first.clock)
     api.writes()
-    second.show(declared(*SICK), declared("gpu-1"))
+    second.show(declared_device(*SICK), declared_device("gpu-1"))
     assert [write for write in api.writes() if "taintrules" in write.path] == []
     assert {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")} == added
-    second.run_for(QUIET_S + 20, lambda: [declared(*SICK), declared("gpu-1")])
+    second.run_for(QUIET_S + 20, lambda: [declared_device(*SICK), declared_device("gpu-1")])
     assert set(rules(api)) == {"gpu-0"}
 
 
@@ -158,7 +163,7 @@ def test_rule_of_a_gpu_not_listed_by_nvml_after_a_restart_is_kept(api: ClusterAp
 
 def test_rules_of_a_driver_that_has_not_declared_yet_are_kept(api: ClusterApi) -> None:
     first = agent_of(api)
-    first.show(declared(*SICK))
+    first.show(declared_device(*SICK))
     second = agent_of(api, clock=first.clock)
     second.run_for(600, lambda: [device("gpu-0")])
     assert set(rules(api)) == {"gpu-0"}
@@ -166,8 +171,8 @@ def test_rules_of_a_driver_that_has_not_declared_yet_are_kept(api: ClusterApi) -
 
 def test_rules_of_a_driver_that_is_configured_no_longer_are_removed(api: ClusterApi) -> None:
     first = agent_of(api)
-    first.show(declared(*SICK))
-    agent_of(api, "other.example.com", clock=first.clock).show(declared(*SICK))
+    first.show(declared_device(*SICK))
+    agent_of(api, "other.example.com", clock=first.clock).show(declared_device(*SICK))
     assert rules(api) == {}
 
 
@@ -178,7 +183,7 @@ def test_rules_of_others_are_left_alone(api: ClusterApi, caplog: pytest.LogCaptu
         ("other-node", "drahealth", {**OWN_LABELS, NODE_LABEL: "node-b"}),
     ):
         api.put(f"{PATH}/{name}", foreign_rule(name, "gpu-7", manager=manager, **labels))
-    agent_of(api).run_for(1200, lambda: [declared()])
+    agent_of(api).run_for(1200, lambda: [declared_device()])
     assert len(api.objects_of("devicetaintrules")) == 3
     assert caplog.text.count("copied-labels: has the labels of this agent, and was made by others") == 1
 
@@ -187,14 +192,14 @@ def test_rule_that_others_changed_or_deleted_is_handled(
     api: ClusterApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = agent_of(api)
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     (path,) = (path for path in api.objects if "/devicetaintrules/" in path)
     del api.objects[path]
-    agent.run_for(700, lambda: [declared(*SICK)])
+    agent.run_for(700, lambda: [declared_device(*SICK)])
     assert set(rules(api)) == {"gpu-0"}
     name = rule_name(DeviceRef(DRIVER, NODE, "gpu-1"))
     api.put(f"{PATH}/{name}", foreign_rule(name, "gpu-1", manager="kubectl"))
-    agent.show(declared(*SICK), declared("gpu-1", XID))
+    agent.show(declared_device(*SICK), declared_device("gpu-1", XID))
     assert rules(api)["gpu-1"] == (f"{DRIVER}/admin", "", "NoSchedule")
     assert f"{name}: was changed by others" in caplog.text
 
@@ -203,11 +208,11 @@ def test_rule_that_others_made_is_never_deleted(api: ClusterApi) -> None:
     name = rule_name(DeviceRef(DRIVER, NODE, "gpu-1"))
     api.put(f"{PATH}/{name}", foreign_rule(name, "gpu-1", manager="kubectl"))
     agent = agent_of(api)
-    agent.run_for(60, lambda: [declared(*SICK), declared("gpu-1", XID)])
+    agent.run_for(60, lambda: [declared_device(*SICK), declared_device("gpu-1", XID)])
     replaced = f"{PATH}/{rule_name(DeviceRef(DRIVER, NODE, 'gpu-0'))}"
     del api.objects[replaced]
     api.put(replaced, foreign_rule(replaced.rpartition("/")[2], "gpu-0", manager="kubectl"))
-    agent.run_for(900, lambda: [declared(), declared("gpu-1")])
+    agent.run_for(900, lambda: [declared_device(), declared_device("gpu-1")])
     assert rules(api) == dict.fromkeys(("gpu-0", "gpu-1"), (f"{DRIVER}/admin", "", "NoSchedule"))
     assert agent.publisher.status.taint_rules == 0
     assert agent.publisher.status.error == ""
@@ -218,7 +223,7 @@ def test_rule_that_others_made_is_never_deleted(api: ClusterApi) -> None:
 )
 def test_rules_have_the_best_version_of_the_api_server(kubernetes: str, version: str) -> None:
     with ClusterApi(kubernetes) as api:
-        agent_of(api).show(declared(*SICK))
+        agent_of(api).show(declared_device(*SICK))
         (rule,) = api.objects_of("devicetaintrules")
         assert rule["apiVersion"] == f"resource.k8s.io/{version}"
     assert version in VERSIONS
@@ -227,27 +232,27 @@ def test_rules_have_the_best_version_of_the_api_server(kubernetes: str, version:
 def test_api_server_without_rules_is_named(api: ClusterApi) -> None:
     api.refuse = lambda request: Refusal(404, "NotFound") if "taintrules" in request.path else None
     agent = agent_of(api)
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     assert "turn on its feature gate DRADeviceTaintRules" in agent.publisher.status.error
 
 
 def test_version_that_ends_with_an_update_is_replaced(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     api.version = "1.36"
-    agent.run_for(60, lambda: [declared(*SICK), declared("gpu-1", XID)])
+    agent.run_for(60, lambda: [declared_device(*SICK), declared_device("gpu-1", XID)])
     versions = {rule["apiVersion"] for rule in api.objects_of("devicetaintrules")}
     assert "resource.k8s.io/v1beta2" in versions
 
 
 def test_storm_of_128_devices_is_written_in_parts(api: ClusterApi) -> None:
     agent = agent_of(api)
-    storm = [declared(f"gpu-{number:03}", XID) for number in range(128)]
+    storm = [declared_device(f"gpu-{number:03}", XID) for number in range(128)]
     agent.show(*storm)
     assert len(rules(api)) == WRITES_MAX
     agent.run_for(60, lambda: storm)
     assert len(rules(api)) == 128
-    agent.run_for(600, lambda: [declared(f"gpu-{number:03}") for number in range(128)])
+    agent.run_for(600, lambda: [declared_device(f"gpu-{number:03}") for number in range(128)])
     assert rules(api) == {}
 
 
@@ -255,7 +260,7 @@ def test_storm_of_128_devices_is_written_in_parts(api: ClusterApi) -> None:
 def test_refused_rule_is_written_later(api: ClusterApi, status: int) -> None:
     refusals = iter([Refusal(status, "Refused")] * 2)
     api.refuse = lambda request: next(refusals, None) if request.method == "PATCH" else None
-    agent_of(api).run_for(60, lambda: [declared(*SICK)])
+    agent_of(api).run_for(60, lambda: [declared_device(*SICK)])
     assert set(rules(api)) == {"gpu-0"}
 
 
@@ -267,44 +272,44 @@ def test_refused_rules_stop_no_other_rule(api: ClusterApi, status: int) -> None:
         Refusal(status, "Refused") if request.path.rpartition("/")[2] in refused else None
     )
     agent = agent_of(api)
-    agent.show(*(declared(name, XID) for name in names))
+    agent.show(*(declared_device(name, XID) for name in names))
     assert sum("/devicetaintrules/" in request.path for request in api.requests) == REFUSALS_MAX
-    agent.run_for(1800, lambda: [declared(name, XID) for name in names])
+    agent.run_for(1800, lambda: [declared_device(name, XID) for name in names])
     assert set(rules(api)) == set(names[-4:])
     assert agent.publisher.status.error.startswith(f"taint rules: {status}")
-    agent.run_for(300, lambda: [declared(name) for name in names])
+    agent.run_for(300, lambda: [declared_device(name) for name in names])
     assert rules(api) == {}
     assert agent.publisher.status.error == ""
 
 
 def test_driver_added_again_keeps_no_old_taint(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     with_driver, without = agent.config, msgspec.structs.replace(agent.config, k8s_taint_rules=())
     agent.publisher.reconfigure(without)
-    agent.run_for(60, lambda: [declared(*SICK)])
+    agent.run_for(60, lambda: [declared_device(*SICK)])
     assert rules(api) == {}
-    agent.run_for(1200, lambda: [declared()])
+    agent.run_for(1200, lambda: [declared_device()])
     agent.publisher.reconfigure(with_driver)
-    agent.run_for(20, lambda: [declared()])
+    agent.run_for(20, lambda: [declared_device()])
     assert rules(api) == {}
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     (rule,) = api.objects_of("devicetaintrules")
     assert rule["spec"]["taint"]["timeAdded"] == rfc3339(int(agent.clock.now.wall_s))
 
 
 def test_agent_that_holds_the_lease_again_writes_no_old_taint(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.show(declared(*SICK))
+    agent.show(declared_device(*SICK))
     lease_s = api.objects_of("leases")[0]["spec"]["leaseDurationSeconds"]
     agent.clock.advance(2 * lease_s)
     other = agent_of(api, clock=agent.clock, identity="agent-2")
-    other.show(declared())
-    other.run_for(2 * QUIET_S, lambda: [declared()])
+    other.show(declared_device())
+    other.run_for(2 * QUIET_S, lambda: [declared_device()])
     assert rules(api) == {}
-    agent.run_for(10, lambda: [declared()])
+    agent.run_for(10, lambda: [declared_device()])
     other.clock.advance(2 * lease_s)
-    agent.run_for(20, lambda: [declared()])
+    agent.run_for(20, lambda: [declared_device()])
     assert agent.publisher.status.is_held
     assert rules(api) == {}
 
@@ -327,7 +332,7 @@ def test_rule_that_could_match_other_devices_is_refused(selector: dict[str, str]
 
 def test_device_without_a_pool_is_never_sent(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.publisher.handle_report(report(declared(*SICK)._replace(pool="")))
+    agent.publisher.handle_report(report(declared_device(*SICK)._replace(pool="")))
     agent.publisher.step()
     assert rules(api) == {}
     assert agent.publisher.status.error == "taint rules: internal error"
@@ -343,9 +348,9 @@ def test_long_node_name_has_a_valid_label() -> None:
 def test_agent_uses_exactly_the_rights_of_its_roles(kubernetes: str) -> None:
     with ClusterApi(kubernetes) as api:
         agent = SteppedAgent(api, k8s_taint_rules=(DRIVER,), taint_quiet_s=0)
-        agent.show(declared(*SICK))
-        agent.run_for(400, lambda: [declared()])
-        agent.run_for(400, lambda: [declared(*SICK)])
-        agent.run_for(400, lambda: [declared()])
+        agent.show(declared_device(*SICK))
+        agent.run_for(400, lambda: [declared_device()])
+        agent.run_for(400, lambda: [declared_device(*SICK)])
+        agent.run_for(400, lambda: [declared_device()])
         assert agent.publisher.status.failures == 0  # each body fits the schema of that version
         assert api.used == granted_rights()

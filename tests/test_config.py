@@ -202,7 +202,7 @@ def setup(tmp_path: Path) -> Setup:
 
 
 @pytest.fixture
-def unprivileged():
+def drop_root():
     """Run the test as a user without privileges, even if root runs the tests."""
     before = os.geteuid()
     if before == 0:
@@ -463,7 +463,7 @@ def test_absent_requested_file_is_an_error(tmp_path):
         load({}, {}, file=tmp_path / "none.toml")
 
 
-def test_unreadable_file_is_permission_denied_requested_or_default(locked_directory, unprivileged):
+def test_unreadable_file_is_permission_denied_requested_or_default(locked_directory, drop_root):
     secret = locked_directory / "config.toml"
     for file in ({"file": secret}, {"default_file": secret}):
         with pytest.raises(PermissionDeniedError, match=r"config.toml: Permission denied"):
@@ -591,7 +591,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             '[throttle]\nwindow = "1500ms"',
-            "throttle.window: '1500ms' is not a whole number of seconds; write such as 30s or 5m",
+            "throttle.window: '1500ms' is not a whole number of seconds; write a value such as 30s or 5m",
         ),
         ("[roots]\nsysfs = 1", "roots.sysfs: 1 is not a string; put it in quotes"),
         ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path; write the path of a file or directory"),
@@ -744,7 +744,7 @@ def test_embedding_program_reads_one_file_and_no_environment(setup, monkeypatch)
     assert read_config(setup.file).period_ns == 10**9
 
 
-@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.usefixtures("drop_root")
 def test_embedding_program_needs_no_runtime_dir(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert read_config(Path(os.devnull)).node_name == os.uname().nodename.lower()
@@ -947,13 +947,13 @@ def test_runtime_dir_of_root_is_below_run():
     assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/drahealth")
 
 
-@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.usefixtures("drop_root")
 def test_runtime_dir_of_user_is_below_xdg_runtime_dir():
     variables = {"XDG_RUNTIME_DIR": "/run/user/1"}
     assert load_runtime_dir({}, variables, system_dir=NO_AGENT) == Path("/run/user/1/drahealth")
 
 
-@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.usefixtures("drop_root")
 def test_user_without_xdg_runtime_dir_must_set_runtime_dir():
     for needs_one in (partial(load_runtime_dir, system_dir=NO_AGENT), load):
         with pytest.raises(ConfigError, match=r"XDG_RUNTIME_DIR is not set; set it with --runtime-dir"):
@@ -961,7 +961,7 @@ def test_user_without_xdg_runtime_dir_must_set_runtime_dir():
 
 
 @pytest.fixture
-def users_directory(unprivileged):
+def users_directory(drop_root):
     """Directory of an ordinary user, as which the test runs."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         yield Path(directory)
@@ -992,7 +992,7 @@ def test_user_without_permission_gets_the_directory_of_roots_agent(users_directo
     assert found == system
 
 
-@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.usefixtures("drop_root")
 def test_scan_by_user_needs_no_runtime_dir():
     assert load({}, {"DRAHEALTH_NODE_NAME": "n"}, needs_runtime_dir=False).node_name == "n"
 
@@ -1137,7 +1137,7 @@ def locked_drop_ins():
         files.directory.chmod(0o700)
 
 
-def test_unreadable_drop_in_directory_is_permission_denied(locked_drop_ins, unprivileged):
+def test_unreadable_drop_in_directory_is_permission_denied(locked_drop_ins, drop_root):
     with pytest.raises(PermissionDeniedError, match=r"config\.d: Permission denied"):
         locked_drop_ins.load()
 

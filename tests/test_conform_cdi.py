@@ -48,14 +48,14 @@ EVERYTHING = {
 }
 
 
-def changed(**changes: object) -> dict[str, object]:
+def cdi_file_with(**changes: object) -> dict[str, object]:
     """Return a small valid file with changes."""
     devices = [{"name": "a", "containerEdits": {"env": ["A=1"]}}]
     return {"cdiVersion": "0.3.0", "kind": "example.com/gpu", "devices": devices, **changes}
 
 
 def with_edits(version: str = "0.3.0", **edits: object) -> dict[str, object]:
-    return changed(cdiVersion=version, devices=[{"name": "a", "containerEdits": edits}])
+    return cdi_file_with(cdiVersion=version, devices=[{"name": "a", "containerEdits": edits}])
 
 
 def test_file_with_every_field_is_valid():
@@ -85,18 +85,21 @@ GPU = {"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}
     [
         ([], "is a list, not an object"),
         ({}, "cdiVersion: is missing"),
-        (changed(kind=""), "kind: is missing"),
-        (changed(devices=None), "devices: is missing"),
-        (changed(cdiVersion="0.9.0"), "cdiVersion: '0.9.0' is not a CDI version: 0.3.0, "),
-        (changed(cdiVersion=1), "cdiVersion: is a number, not text"),
-        (changed(kind="gpu"), "kind: 'gpu' is not <vendor>/<class>"),
-        (changed(vendor="x"), "vendor: is not a field of CDI"),
-        (changed(annotations={"a": 1}), "annotations.a: is a number, not text"),
-        (changed(devices={}), "devices: is an object, not a list"),
-        (changed(devices=[]), "devices: is empty"),
-        (changed(devices=[GPU, GPU]), "devices: has 2 devices with the name 'gpu-0'"),
-        (changed(devices=[{"name": "a"}]), "devices[0].containerEdits: is missing"),
-        (changed(devices=[{"name": "-", "containerEdits": {}}]), "devices[0].name: '-' is not a device name"),
+        (cdi_file_with(kind=""), "kind: is missing"),
+        (cdi_file_with(devices=None), "devices: is missing"),
+        (cdi_file_with(cdiVersion="0.9.0"), "cdiVersion: '0.9.0' is not a CDI version: 0.3.0, "),
+        (cdi_file_with(cdiVersion=1), "cdiVersion: is a number, not text"),
+        (cdi_file_with(kind="gpu"), "kind: 'gpu' is not <vendor>/<class>"),
+        (cdi_file_with(vendor="x"), "vendor: is not a field of CDI"),
+        (cdi_file_with(annotations={"a": 1}), "annotations.a: is a number, not text"),
+        (cdi_file_with(devices={}), "devices: is an object, not a list"),
+        (cdi_file_with(devices=[]), "devices: is empty"),
+        (cdi_file_with(devices=[GPU, GPU]), "devices: has 2 devices with the name 'gpu-0'"),
+        (cdi_file_with(devices=[{"name": "a"}]), "devices[0].containerEdits: is missing"),
+        (
+            cdi_file_with(devices=[{"name": "-", "containerEdits": {}}]),
+            "devices[0].name: '-' is not a device name",
+        ),
         (with_edits(), "devices[0].containerEdits: is empty"),
         (with_edits(env=["A"]), "devices[0].containerEdits.env[0]: 'A' is not <variable>=<value>"),
         (with_edits(deviceNodes=[{}]), "deviceNodes[0].path: is missing"),
@@ -108,10 +111,10 @@ GPU = {"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}
         (with_edits(hooks=[{"hookName": "start", "path": "/a"}]), "'start' is not a hook of OCI"),
         (with_edits(additionalGids=[True]), "additionalGids[0]: True is not a whole number"),
         (with_edits(intelRdt={"enableMonitoring": 1}), "enableMonitoring: is a number, not true or false"),
-        (changed(kind="example.com/gpu.x"), "cdiVersion: 0.3.0, but a dot in the class needs 0.6.0"),
-        (changed(annotations={"a": "b"}), "but annotations needs 0.6.0"),
+        (cdi_file_with(kind="example.com/gpu.x"), "cdiVersion: 0.3.0, but a dot in the class needs 0.6.0"),
+        (cdi_file_with(annotations={"a": "b"}), "but annotations needs 0.6.0"),
         (
-            changed(devices=[{"name": "0", "containerEdits": {"env": ["A=1"]}}]),
+            cdi_file_with(devices=[{"name": "0", "containerEdits": {"env": ["A=1"]}}]),
             "but a device name that begins with a digit needs 0.5.0",
         ),
         (with_edits(deviceNodes=[{"path": "/a", "hostPath": "/b"}]), "hostPath of a device file needs 0.5.0"),

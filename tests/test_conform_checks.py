@@ -24,7 +24,7 @@ from conform_records import (
     device,
     ended_stream,
     health_list,
-    prepared,
+    prepare_call,
     registration,
     session_record,
     session_with_claims,
@@ -32,7 +32,7 @@ from conform_records import (
     session_with_registrations,
     silent_stream,
     stream,
-    unprepared,
+    unprepare_call,
     version_records,
 )
 from hypothesis import given
@@ -64,7 +64,7 @@ LONG_PATH = "/" + "x" * 107
 CUT_IN_TWO = ("x" * 1020 + "é" + "x" * 10).encode()
 
 
-def reporting(**changes: object) -> SessionRecord:
+def session_reporting(**changes: object) -> SessionRecord:
     """Return the session of a driver that reports these values of one device in each list."""
     return session_record(
         versions=both_versions(*(health_list(at_s, device(**changes)) for at_s in (0.01, 10, 20, 30)))
@@ -88,19 +88,19 @@ def reporting_at(*seconds: float, lease_s: int = 30, health: int = 1) -> Session
     )
 
 
-def at_stage(stage: PrepareStage, *calls: PrepareCall) -> SessionRecord:
+def session_at_stage(stage: PrepareStage, *calls: PrepareCall) -> SessionRecord:
     """Return the session of a good driver with other calls of one stage."""
     return session_with_claims({stage: calls})
 
 
 def first_prepare(call: PrepareCall) -> SessionRecord:
-    return at_stage(PrepareStage.FIRST, call)
+    return session_at_stage(PrepareStage.FIRST, call)
 
 
-def returning(**changes: object) -> SessionRecord:
+def session_returning(**changes: object) -> SessionRecord:
     """Return the session of a driver that returns the device of the claim ``infer`` with these changes."""
     [device_] = DEVICES[INFER.uid]
-    return first_prepare(prepared(TRAIN, INFER, infer=(device_._replace(**changes),)))
+    return first_prepare(prepare_call(TRAIN, INFER, infer=(device_._replace(**changes),)))
 
 
 LOST = LATE._replace(status="", text="connection lost")
@@ -110,24 +110,28 @@ WITHOUT_IDS = tuple(device_._replace(cdi_ids=()) for device_ in DEVICES[INFER.ui
 
 def refusals(stage: PrepareStage) -> list[tuple[SessionRecord, str, str]]:
     """Return cases of a claim that must be refused: a call that fails, and calls without an answer."""
-    call = prepared(GHOST)
+    call = prepare_call(GHOST)
     return [
-        (at_stage(stage, call._replace(result=REFUSED)), "pass", "INTERNAL: no such claim"),
-        (at_stage(stage, call._replace(result=LATE)), "fail", "DEADLINE_EXCEEDED: no answer within 5 s"),
-        (at_stage(stage, call._replace(result=LOST)), "fail", "no status: connection lost"),
-        (at_stage(stage, call._replace(answers=())), "fail", "no answer for this claim"),
-        (at_stage(stage, call._replace(answers=(), decode_error="x")), "fail", "is not valid: x"),
+        (session_at_stage(stage, call._replace(result=REFUSED)), "pass", "INTERNAL: no such claim"),
+        (
+            session_at_stage(stage, call._replace(result=LATE)),
+            "fail",
+            "DEADLINE_EXCEEDED: no answer within 5 s",
+        ),
+        (session_at_stage(stage, call._replace(result=LOST)), "fail", "no status: connection lost"),
+        (session_at_stage(stage, call._replace(answers=())), "fail", "no answer for this claim"),
+        (session_at_stage(stage, call._replace(answers=(), decode_error="x")), "fail", "is not valid: x"),
     ]
 
 
 def bad_replies(**replies: object) -> SessionRecord:
     """Return the session of a driver that answers so in both calls with bad claims."""
-    return at_stage(PrepareStage.BAD, *[prepared(BAD_1, BAD_2, TRAIN, INFER, **replies)] * 2)
+    return session_at_stage(PrepareStage.BAD, *[prepare_call(BAD_1, BAD_2, TRAIN, INFER, **replies)] * 2)
 
 
 def bad_calls(**changes: object) -> SessionRecord:
-    call = prepared(BAD_1, BAD_2, TRAIN, INFER)._replace(**changes)
-    return at_stage(PrepareStage.BAD, call, call)
+    call = prepare_call(BAD_1, BAD_2, TRAIN, INFER)._replace(**changes)
+    return session_at_stage(PrepareStage.BAD, call, call)
 
 
 AT_LIMIT = StreamEnd(9, "", "more than is recorded", limit="64 MiB")
@@ -161,9 +165,9 @@ def with_stopped_reader(
 
 
 def with_endpoint(**changes: object) -> SessionRecord:
-    one = registration()
-    assert one.endpoint is not None
-    return session_with_registrations(one._replace(endpoint=one.endpoint._replace(**changes)))
+    reported = registration()
+    assert reported.endpoint is not None
+    return session_with_registrations(reported._replace(endpoint=reported.endpoint._replace(**changes)))
 
 
 def with_info(**changes: object) -> SessionRecord:
@@ -294,7 +298,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_record(), "pass", "2 devices"),
     ],
     "health.known": [
-        (reporting(health=0), "fail", "1 device, all Unknown for 40 s"),
+        (session_reporting(health=0), "fail", "1 device, all Unknown for 40 s"),
         (
             session_record(versions=both_versions(health_list(0.1, device("gpu-0"), ZERO_OTHER))),
             "warn",
@@ -329,13 +333,13 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
     ],
     "health.lease": [
-        (reporting(lease_s=0), "pass", "0 is 30 s"),
-        (reporting(lease_s=-5), "warn", "node-a/gpu-0: -5 s"),
-        (reporting(lease_s=2), "warn", "2 s"),
-        (reporting(lease_s=3), "pass", "3 s"),
-        (reporting(lease_s=86_400), "pass", "86,400 s"),
-        (reporting(lease_s=86_401), "warn", "86,401 s"),
-        (reporting(lease_s=9_223_372_037), "fail", "more than 9,223,372,036 s"),
+        (session_reporting(lease_s=0), "pass", "0 is 30 s"),
+        (session_reporting(lease_s=-5), "warn", "node-a/gpu-0: -5 s"),
+        (session_reporting(lease_s=2), "warn", "2 s"),
+        (session_reporting(lease_s=3), "pass", "3 s"),
+        (session_reporting(lease_s=86_400), "pass", "86,400 s"),
+        (session_reporting(lease_s=86_401), "warn", "86,401 s"),
+        (session_reporting(lease_s=9_223_372_037), "fail", "more than 9,223,372,036 s"),
         (
             session_record(versions=both_versions(health_list(0.1)._replace(devices=()))),
             "not run",
@@ -380,14 +384,14 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
     ],
     "health.message.size": [
-        (reporting(message=b"x" * 1024), "pass", "1,024 bytes at most"),
-        (reporting(message=b"x" * 1025), "warn", "node-a/gpu-0: 1,025 bytes"),
-        (reporting(message=CUT_IN_TWO), "fail", "truncation at 1021 bytes splits a character"),
+        (session_reporting(message=b"x" * 1024), "pass", "1,024 bytes at most"),
+        (session_reporting(message=b"x" * 1025), "warn", "node-a/gpu-0: 1,025 bytes"),
+        (session_reporting(message=CUT_IN_TWO), "fail", "truncation at 1021 bytes splits a character"),
     ],
     "health.utf8": [
-        (reporting(message=b"\xff"), "fail", "node-a/gpu-0: its message is not UTF-8"),
-        (reporting(pool=b"\xff"), "fail", "\\xff/gpu-0: its pool is not UTF-8"),
-        (reporting(name=b"\xff"), "fail", "node-a/\\xff: its name is not UTF-8"),
+        (session_reporting(message=b"\xff"), "fail", "node-a/gpu-0: its message is not UTF-8"),
+        (session_reporting(pool=b"\xff"), "fail", "\\xff/gpu-0: its pool is not UTF-8"),
+        (session_reporting(name=b"\xff"), "fail", "node-a/\\xff: its name is not UTF-8"),
     ],
     "health.decode": [
         (
@@ -475,35 +479,38 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
     ],
     "health.names": [
-        (reporting(has_identifier=False, pool=b"", name=b""), "fail", "an entry without a device"),
-        (reporting(pool=b""), "fail", "(empty)/gpu-0: its pool is empty"),
-        (reporting(pool=b"a" * 64), "pass", "1 device"),
-        (reporting(pool=b"a" * 254), "warn", "the pool is not a path of DNS subdomains"),
-        (reporting(name=b""), "fail", "node-a/(empty): its name is empty"),
-        (reporting(name=b"GPU_0"), "warn", "node-a/GPU_0: the name is not a DNS label"),
-        (reporting(name=b"x" * 64), "warn", "the name is not a DNS label"),
-        (reporting(pool=b"rack 1"), "warn", "rack 1/gpu-0: the pool is not a path"),
-        (reporting(pool=b"rack-1.example.com/node-a"), "pass", "1 device"),
+        (session_reporting(has_identifier=False, pool=b"", name=b""), "fail", "an entry without a device"),
+        (session_reporting(pool=b""), "fail", "(empty)/gpu-0: its pool is empty"),
+        (session_reporting(pool=b"a" * 64), "pass", "1 device"),
+        (session_reporting(pool=b"a" * 254), "warn", "the pool is not a path of DNS subdomains"),
+        (session_reporting(name=b""), "fail", "node-a/(empty): its name is empty"),
+        (session_reporting(name=b"GPU_0"), "warn", "node-a/GPU_0: the name is not a DNS label"),
+        (session_reporting(name=b"x" * 64), "warn", "the name is not a DNS label"),
+        (session_reporting(pool=b"rack 1"), "warn", "rack 1/gpu-0: the pool is not a path"),
+        (session_reporting(pool=b"rack-1.example.com/node-a"), "pass", "1 device"),
     ],
-    "health.enum": [(reporting(health=3), "warn", "node-a/gpu-0: 3"), (reporting(health=-1), "warn", "-1")],
+    "health.enum": [
+        (session_reporting(health=3), "warn", "node-a/gpu-0: 3"),
+        (session_reporting(health=-1), "warn", "-1"),
+    ],
     "health.time": [
-        (reporting(updated_s=0), "warn", "node-a/gpu-0: 0, which is not a time"),
-        (reporting(updated_s=int(WALL_S * 1000)), "warn", "which is not in seconds"),
-        (reporting(updated_s=int(WALL_S) + 3600), "warn", "ahead"),
-        (reporting(updated_s=1), "pass", ""),
+        (session_reporting(updated_s=0), "warn", "node-a/gpu-0: 0, which is not a time"),
+        (session_reporting(updated_s=int(WALL_S * 1000)), "warn", "which is not in seconds"),
+        (session_reporting(updated_s=int(WALL_S) + 3600), "warn", "ahead"),
+        (session_reporting(updated_s=1), "pass", ""),
     ],
     "health.time.fresh": [
         (
-            reporting(updated_s=int(WALL_S) - 3600),
+            session_reporting(updated_s=int(WALL_S) - 3600),
             "fail",
             "node-a/gpu-0: last_updated_time is 3,600 s old, its lease is 30 s",
         ),
-        (reporting(updated_s=int(WALL_S), lease_s=20), "fail", "is 30 s old, its lease is 20 s"),
-        (reporting(updated_s=int(WALL_S)), "warn", "is 20 s old, its lease is 30 s"),
-        (reporting(updated_s=int(WALL_S), lease_s=60), "pass", "30 s old at most"),
+        (session_reporting(updated_s=int(WALL_S), lease_s=20), "fail", "is 30 s old, its lease is 20 s"),
+        (session_reporting(updated_s=int(WALL_S)), "warn", "is 20 s old, its lease is 30 s"),
+        (session_reporting(updated_s=int(WALL_S), lease_s=60), "pass", "30 s old at most"),
         (session_record(), "pass", "10 ms old at most"),
-        (reporting(updated_s=0), "not run", "no Healthy or Unhealthy device"),
-        (reporting(health=0, updated_s=1), "not run", "no Healthy or Unhealthy device"),
+        (session_reporting(updated_s=0), "not run", "no Healthy or Unhealthy device"),
+        (session_reporting(health=0, updated_s=1), "not run", "no Healthy or Unhealthy device"),
         (EMPTY, "not run", "no device"),
     ],
     "health.ends": [
@@ -849,12 +856,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.first": [
         (session_with_claims(), "pass", "2 claims with v1.DRAPlugin"),
         (
-            first_prepare(prepared(TRAIN, INFER, train="no such card")),
+            first_prepare(prepare_call(TRAIN, INFER, train="no such card")),
             "fail",
             "team-a/train: no such card",
         ),
-        (first_prepare(prepared(TRAIN)._replace(result=LATE)), "fail", "team-a/train: DEADLINE_EXCEEDED"),
-        (first_prepare(prepared(TRAIN)._replace(claims=(TRAIN, INFER))), "fail", "infer: no answer"),
+        (first_prepare(prepare_call(TRAIN)._replace(result=LATE)), "fail", "team-a/train: DEADLINE_EXCEEDED"),
+        (first_prepare(prepare_call(TRAIN)._replace(claims=(TRAIN, INFER))), "fail", "infer: no answer"),
         (session_record(), "skipped", "--prepare"),
         (
             session_with_claims(omitted={PrepareStage.FIRST: not_run("the service socket is away")}),
@@ -865,50 +872,52 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.answers": [
         (session_with_claims(), "pass", "one answer for each claim"),
         (
-            at_stage(PrepareStage.AGAIN, prepared(TRAIN)._replace(claims=(TRAIN, INFER))),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN)._replace(claims=(TRAIN, INFER))),
             "fail",
             "again: no answer for team-a/infer",
         ),
         (
-            at_stage(PrepareStage.ALONE, prepared(TRAIN, GHOST)._replace(claims=(TRAIN,))),
+            session_at_stage(PrepareStage.ALONE, prepare_call(TRAIN, GHOST)._replace(claims=(TRAIN,))),
             "fail",
             "alone: answer for 'uid-ghost', which was not requested",
         ),
         (
-            at_stage(PrepareStage.ALONE, prepared(TRAIN, TRAIN)._replace(claims=(TRAIN,))),
+            session_at_stage(PrepareStage.ALONE, prepare_call(TRAIN, TRAIN)._replace(claims=(TRAIN,))),
             "fail",
             "several answers for uid-train",
         ),
         (
-            at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN)._replace(decode_error="claim 0: not UTF-8")),
+            session_at_stage(
+                PrepareStage.UNPREPARED, unprepare_call(TRAIN)._replace(decode_error="claim 0: not UTF-8")
+            ),
             "fail",
             "unprepared: claim 0: not UTF-8",
         ),
     ],
     "prepare.devices": [
         (session_with_claims(), "pass", "3 devices, as allocated"),
-        (returning(requests=("one", "one/large")), "pass", "3 devices"),
+        (session_returning(requests=("one", "one/large")), "pass", "3 devices"),
         (
-            returning(requests=("one/large",)),
+            session_returning(requests=("one/large",)),
             "fail",
             "team-a/infer: node-a/gpu-1 has subrequest 'one/large', but containers name 'one'",
         ),
-        (returning(requests=()), "pass", "3 devices"),
+        (session_returning(requests=()), "pass", "3 devices"),
         (
-            returning(requests=("two",)),
+            session_returning(requests=("two",)),
             "fail",
             "team-a/infer: node-a/gpu-1 is not allocated to request 'two'",
         ),
-        (returning(pool="node-b"), "fail", "team-a/infer: node-b/gpu-1 is not allocated to it"),
+        (session_returning(pool="node-b"), "fail", "team-a/infer: node-b/gpu-1 is not allocated to it"),
         (
-            first_prepare(prepared(TRAIN, INFER, infer=())),
+            first_prepare(prepare_call(TRAIN, INFER, infer=())),
             "warn",
             "team-a/infer: node-a/gpu-1 is allocated and was not returned",
         ),
     ],
     "prepare.health": [
         (session_with_claims(), "pass", "3 devices in the health lists"),
-        (returning(name="gpu-7"), "fail", "node-a/gpu-7 is in no health list"),
+        (session_returning(name="gpu-7"), "fail", "node-a/gpu-7 is in no health list"),
         (
             session_with_claims()._replace(
                 versions=(), reopenings=(), second_kubelet=None, stopped_reader=None
@@ -920,12 +929,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.first_cdi_id": [
         (session_with_claims(), "pass", "3 ids"),
         (
-            returning(cdi_ids=(f"{KIND}=train-0",)),
+            session_returning(cdi_ids=(f"{KIND}=train-0",)),
             "warn",
             "node-a/gpu-0; node-a/gpu-1 share example.com/gpu=train-0",
         ),
-        (returning(cdi_ids=(f"{KIND}=train-1",)), "pass", "2 ids"),
-        (first_prepare(prepared(TRAIN, INFER, train=(), infer=())), "pass", "no CDI ids"),
+        (session_returning(cdi_ids=(f"{KIND}=train-1",)), "pass", "2 ids"),
+        (first_prepare(prepare_call(TRAIN, INFER, train=(), infer=())), "pass", "no CDI ids"),
     ],
     "prepare.cdi_ids": [
         (session_with_claims(), "pass", "3 ids in CDI files"),
@@ -934,13 +943,13 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "fail",
             "no CDI file defines example.com/gpu=infer-1",
         ),
-        (returning(cdi_ids=("gpu-1",)), "fail", "'gpu-1' has no ="),
+        (session_returning(cdi_ids=("gpu-1",)), "fail", "'gpu-1' has no ="),
         (
             session_with_claims(cdi_prepared=CdiSnapshot((), "directory /cdi: No such file or directory")),
             "not run",
             "/cdi: No such file or directory; see --cdi-dir",
         ),
-        (first_prepare(prepared(TRAIN, INFER, train=(), infer=())), "pass", "no CDI ids"),
+        (first_prepare(prepare_call(TRAIN, INFER, train=(), infer=())), "pass", "no CDI ids"),
     ],
     "prepare.cdi_files": [
         (session_with_claims(), "pass", "1 CDI file"),
@@ -961,37 +970,55 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.again": [
         (session_with_claims(), "pass", "the same answer"),
         (
-            at_stage(PrepareStage.AGAIN, prepared(TRAIN, INFER, infer=DEVICES[TRAIN.uid][:1])),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, infer=DEVICES[TRAIN.uid][:1])),
             "fail",
             "team-a/infer: node-a/gpu-0 example.com/gpu=train-0, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (
-            at_stage(PrepareStage.AGAIN, prepared(TRAIN, INFER, train=DEVICES[TRAIN.uid][::-1])),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, train=DEVICES[TRAIN.uid][::-1])),
             "pass",
             "the same answer",
         ),
-        (at_stage(PrepareStage.AGAIN, prepared(TRAIN, INFER, infer="is prepared")), "fail", "is prepared"),
+        (
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, infer="is prepared")),
+            "fail",
+            "is prepared",
+        ),
     ],
     "prepare.second_pod": [
         (session_with_claims(), "pass", "the same answer in 2 calls"),
-        (at_stage(PrepareStage.ALONE, prepared(TRAIN, train=())), "fail", "team-a/train: no device, was"),
+        (
+            session_at_stage(PrepareStage.ALONE, prepare_call(TRAIN, train=())),
+            "fail",
+            "team-a/train: no device, was",
+        ),
     ],
     "prepare.two_calls": [
         (session_with_claims(), "pass", "both calls"),
         (
-            at_stage(PrepareStage.AT_ONCE, prepared(TRAIN, INFER), prepared(TRAIN, INFER, infer="busy")),
+            session_at_stage(
+                PrepareStage.AT_ONCE, prepare_call(TRAIN, INFER), prepare_call(TRAIN, INFER, infer="busy")
+            ),
             "fail",
             "team-a/infer: busy",
         ),
     ],
     "prepare.missing_claim": [
         (session_with_claims(), "pass", "no claim of this UID"),
-        (at_stage(PrepareStage.MISSING, prepared(GHOST, ghost=())), "fail", "prepared without an error"),
+        (
+            session_at_stage(PrepareStage.MISSING, prepare_call(GHOST, ghost=())),
+            "fail",
+            "prepared without an error",
+        ),
         *refusals(PrepareStage.MISSING),
     ],
     "prepare.other_uid": [
         (session_with_claims(), "pass", "no claim of this UID"),
-        (at_stage(PrepareStage.OTHER_UID, prepared(GHOST, ghost=())), "fail", "prepared without an error"),
+        (
+            session_at_stage(PrepareStage.OTHER_UID, prepare_call(GHOST, ghost=())),
+            "fail",
+            "prepared without an error",
+        ),
         *refusals(PrepareStage.OTHER_UID),
     ],
     "prepare.bad_claim": [
@@ -1000,7 +1027,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (bad_calls(result=LATE), "fail", "the whole call failed with DEADLINE_EXCEEDED"),
         (bad_calls(result=LOST), "fail", "the whole call failed with no status: connection lost"),
         (
-            at_stage(PrepareStage.BAD, *(prepared(BAD_1, TRAIN, INFER),) * 2),
+            session_at_stage(PrepareStage.BAD, *(prepare_call(BAD_1, TRAIN, INFER),) * 2),
             "fail",
             "team-a/bad-2: no answer for this claim",
         ),
@@ -1022,10 +1049,10 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.errors.stable": [
         (session_with_claims(), "pass", "the same text"),
         (
-            at_stage(
+            session_at_stage(
                 PrepareStage.BAD,
-                prepared(BAD_1, bad_1="attempt 1"),
-                prepared(BAD_1, bad_1="attempt 2"),
+                prepare_call(BAD_1, bad_1="attempt 1"),
+                prepare_call(BAD_1, bad_1="attempt 2"),
             ),
             "fail",
             "team-a/bad-1: 'attempt 2', was 'attempt 1'",
@@ -1047,41 +1074,51 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.deadline": [
         (session_with_claims(), "pass", "answered after 10 ms at most"),
         (
-            at_stage(PrepareStage.AGAIN, prepared(TRAIN)._replace(result=OK._replace(took_s=11.0))),
+            session_at_stage(
+                PrepareStage.AGAIN, prepare_call(TRAIN)._replace(result=OK._replace(took_s=11.0))
+            ),
             "warn",
             "again: answered after 11 s",
         ),
         (
-            at_stage(PrepareStage.MISSING, prepared(GHOST)._replace(result=OK._replace(took_s=28.0))),
+            session_at_stage(
+                PrepareStage.MISSING, prepare_call(GHOST)._replace(result=OK._replace(took_s=28.0))
+            ),
             "pass",
             "answered after 28 s at most",
         ),
         (
-            at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN)._replace(result=LATE._replace(took_s=45.0))),
+            session_at_stage(
+                PrepareStage.UNPREPARED, unprepare_call(TRAIN)._replace(result=LATE._replace(took_s=45.0))
+            ),
             "fail",
             "unprepared: no answer within 45 s",
         ),
     ],
     "prepare.restart": [
         (session_with_claims(), "pass", "the same answer"),
-        (at_stage(PrepareStage.RESTARTED, prepared(TRAIN, train="lost")), "fail", "team-a/train: lost"),
+        (
+            session_at_stage(PrepareStage.RESTARTED, prepare_call(TRAIN, train="lost")),
+            "fail",
+            "team-a/train: lost",
+        ),
     ],
     "prepare.reboot": [
         (session_with_claims(), "pass", "3 ids in CDI files"),
         (session_with_claims(cdi_rebooted=CdiSnapshot()), "fail", "no CDI file defines"),
         (
-            at_stage(PrepareStage.REBOOTED, prepared(TRAIN, INFER, infer=())),
+            session_at_stage(PrepareStage.REBOOTED, prepare_call(TRAIN, INFER, infer=())),
             "fail",
             "team-a/infer: no device, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (
-            at_stage(PrepareStage.REBOOTED, prepared(TRAIN, INFER, infer=WITHOUT_IDS)),
+            session_at_stage(PrepareStage.REBOOTED, prepare_call(TRAIN, INFER, infer=WITHOUT_IDS)),
             "fail",
             "team-a/infer: node-a/gpu-1, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (
             session_with_claims(
-                {PrepareStage.REBOOTED: (prepared(TRAIN, train="lost"),)},
+                {PrepareStage.REBOOTED: (prepare_call(TRAIN, train="lost"),)},
                 cdi_rebooted=CdiSnapshot((), "gone"),
             ),
             "fail",
@@ -1090,28 +1127,48 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "prepare.after_unprepare": [
         (session_with_claims(), "pass", "3 ids in CDI files"),
-        (at_stage(PrepareStage.RELEASED, prepared(TRAIN, INFER, infer=())), "fail", "team-a/infer: no dev"),
         (
-            at_stage(PrepareStage.RELEASED, prepared(TRAIN, INFER, infer=WITHOUT_IDS)),
+            session_at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, INFER, infer=())),
+            "fail",
+            "team-a/infer: no dev",
+        ),
+        (
+            session_at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, INFER, infer=WITHOUT_IDS)),
             "fail",
             "team-a/infer: node-a/gpu-1, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (session_with_claims(cdi_released=CdiSnapshot()), "fail", "no CDI file defines"),
         (session_with_claims(cdi_released=CdiSnapshot((), "gone")), "not run", "gone; see --cdi-dir"),
         (session_with_claims(cdi_prepared=CdiSnapshot()), "not run", "see prepare.cdi_ids"),
-        (at_stage(PrepareStage.RELEASED, prepared(TRAIN, train="was released")), "fail", "was released"),
+        (
+            session_at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, train="was released")),
+            "fail",
+            "was released",
+        ),
     ],
     "unprepare.all": [
         (session_with_claims(), "pass", "2 claims"),
-        (at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN, error="busy")), "fail", "team-a/train: busy"),
+        (
+            session_at_stage(PrepareStage.UNPREPARED, unprepare_call(TRAIN, error="busy")),
+            "fail",
+            "team-a/train: busy",
+        ),
     ],
     "unprepare.again": [
         (session_with_claims(), "pass", "no error"),
-        (at_stage(PrepareStage.UNPREPARED_AGAIN, unprepared(TRAIN, error="not prepared")), "fail", "not p"),
+        (
+            session_at_stage(PrepareStage.UNPREPARED_AGAIN, unprepare_call(TRAIN, error="not prepared")),
+            "fail",
+            "not p",
+        ),
     ],
     "unprepare.unknown": [
         (session_with_claims(), "pass", "no error"),
-        (at_stage(PrepareStage.UNKNOWN, unprepared(GHOST, error="never prepared")), "fail", "never prepared"),
+        (
+            session_at_stage(PrepareStage.UNKNOWN, unprepare_call(GHOST, error="never prepared")),
+            "fail",
+            "never prepared",
+        ),
     ],
     "unprepare.cdi": [
         (session_with_claims(), "pass", "3 ids gone"),
@@ -1129,7 +1186,11 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "unprepare.lost_device": [
         (session_with_claims(), "pass", "no error"),
-        (at_stage(PrepareStage.LOST_DEVICE, unprepared(TRAIN, error="no device")), "fail", "no device"),
+        (
+            session_at_stage(PrepareStage.LOST_DEVICE, unprepare_call(TRAIN, error="no device")),
+            "fail",
+            "no device",
+        ),
         (
             session_with_claims(omitted={PrepareStage.LOST_DEVICE: skipped("only with --device-command")}),
             "skipped",
@@ -1138,7 +1199,11 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "unprepare.deleted_claim": [
         (session_with_claims(), "pass", "no error"),
-        (at_stage(PrepareStage.DELETED_CLAIM, unprepared(TRAIN, error="not found")), "fail", "not found"),
+        (
+            session_at_stage(PrepareStage.DELETED_CLAIM, unprepare_call(TRAIN, error="not found")),
+            "fail",
+            "not found",
+        ),
     ],
 }
 
@@ -1255,13 +1320,13 @@ ENTRY = st.builds(
 @given(st.lists(ENTRY, max_size=5))
 def test_read_list_returns_what_google_protobuf_wrote(devices):
     message = message_class("v1", "NodeWatchResourcesResponse")()
-    for one in devices:
+    for reported in devices:
         message.devices.add(
-            device={"pool_name": one.pool.decode(), "device_name": one.name.decode()},
-            health=one.health,
-            last_updated_time=one.updated_s,
-            health_check_timeout_seconds=one.lease_s,
-            message=one.message.decode(),
+            device={"pool_name": reported.pool.decode(), "device_name": reported.name.decode()},
+            health=reported.health,
+            last_updated_time=reported.updated_s,
+            health_check_timeout_seconds=reported.lease_s,
+            message=reported.message.decode(),
         )
     read = decode_health_list(message.SerializeToString(), 1.0, {})
     assert read.devices == tuple(devices)
@@ -1306,8 +1371,8 @@ def test_read_list_keeps_entries_without_device_or_utf8():
 def test_read_list_equal_entries_share_one_object():
     known: dict[bytes, object] = {}
     entry = b"\x0a\x02\x10\x01"
-    (one,), (other,) = (decode_health_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
-    assert one is other
+    (reported,), (other,) = (decode_health_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
+    assert reported is other
 
 
 def test_read_list_above_limits_is_cut():
@@ -1327,7 +1392,7 @@ def varint(value: int) -> bytes:
     return struct.pack("B" * (len(more) + 1), *more, value)
 
 
-# --- which driver -------------------------------------------------------------------------------------------
+# --- choice of the driver -----------------------------------------------------------------------------------
 
 
 def plugin(name: str, kind: str = "DRAPlugin", endpoint: str = "", file: str = "") -> RegistrationFile:
@@ -1345,7 +1410,8 @@ GPU, NIC, DISK = plugin("gpu.example.com"), plugin("nic.example.com"), plugin("d
 
 def chosen_paths(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
     return [
-        one.path.removeprefix("/registry/") for one in choose_driver_files(found, socket, driver, "/registry")
+        file.path.removeprefix("/registry/")
+        for file in choose_driver_files(found, socket, driver, "/registry")
     ]
 
 

@@ -132,9 +132,13 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
                 process.wait(PATIENCE_S)
 
 
-def passed(document: dict[str, Any], *areas: str) -> None:
+def assert_passed(document: dict[str, Any], *areas: str) -> None:
     """Assert that all checks of some areas have passed that the options include."""
-    bad = {one["code"]: one["saw"] for one in document["results"] if one["result"] not in {"pass", "skipped"}}
+    bad = {
+        result["code"]: result["saw"]
+        for result in document["results"]
+        if result["result"] not in {"pass", "skipped"}
+    }
     assert not bad
     assert {
         result["code"].partition(".")[0] for result in document["results"] if result["result"] == "pass"
@@ -154,7 +158,7 @@ def test_workflow_makes_claims_a_result_and_a_badge(runner: Runner) -> None:
             ]
     assert (runner.work / "pip.log").read_text() == "install drahealth\n"
     document = json.loads((runner.work / "conform.json").read_text())
-    passed(document, "health", "registration", "prepare", "unprepare")
+    assert_passed(document, "health", "registration", "prepare", "unprepare")
     assert json.loads((runner.work / "badge.json").read_text()) == document["badge"]
     assert document["badge"]["color"] == "brightgreen"
     assert runner.claims() == []
@@ -168,9 +172,9 @@ def test_claim_script_replaces_the_kubeconfig(runner: Runner) -> None:
     (saving,) = re.findall(r"after\s+`(kubectl get [^`]*)`", PAGE)
     runner.shell(" ".join(saving.split()))
     (step,) = (
-        one["run"]
-        for one in yaml.safe_load(block("yaml", "conform.json"))
-        if "--prepare" in one.get("run", "")
+        item["run"]
+        for item in yaml.safe_load(block("yaml", "conform.json"))
+        if "--prepare" in item.get("run", "")
     )
     assert "--kubeconfig $HOME/.kube/config" in step
     changed = step.replace("--kubeconfig $HOME/.kube/config", flags).replace("> conform", "--for 2s > script")
@@ -195,6 +199,6 @@ def test_container_command_prepares_the_claims_of_its_file(runner: Runner) -> No
     runner.shell("kubectl get resourceclaims -A -o yaml > claims.yaml")
     *_, shell, flag, script = command
     document = json.loads(runner.shell(script, shell, flag))
-    passed(document, "prepare", "unprepare")
+    assert_passed(document, "prepare", "unprepare")
     assert len(runner.claims()) == 2
     runner.shell("kubectl delete resourceclaims --all")

@@ -8,14 +8,14 @@ from claim_samples import (
     DRIVER,
     answer,
     device,
-    for_group,
-    for_job,
-    for_pod,
+    group_reservation,
+    job_reservation,
     known_claim,
     known_pod,
-    listed,
     listed_claim,
-    prepared,
+    listed_pod,
+    listed_prepared,
+    pod_reservation,
     provenance,
     ref,
     source_answers,
@@ -54,7 +54,7 @@ POD = PodRef("team-a", "pod-p", "p")
 
 def affected_names(consumers: ConsumerMap, gpu: str = "gpu-0") -> list[tuple[str, bool]]:
     """Return the pods that a device affects, each with whether that is sure."""
-    return [(str(one.pod.ref), one.is_certain) for one in affected_pods(consumers, device(gpu))]
+    return [(str(pod.pod.ref), pod.is_certain) for pod in affected_pods(consumers, device(gpu))]
 
 
 def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
@@ -67,40 +67,42 @@ def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
 def test_device_leads_to_its_claim_pod_and_container() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", "gpus"), pods=["p"])],
+            checkpoint=[listed_prepared("c", use("gpu-0", "gpus"), pods=["p"])],
             pods_api=[known_pod("p", "claim-c")],
         )
     )
-    (one,) = affected_pods(consumers, device())
-    assert one.pod.ref == POD
-    assert one.claim == ref("c")
-    assert one.is_certain
-    assert one.containers == (ContainerUse("main", is_certain=True),)
-    assert {edge.provenance.origin for edge in one.edges} == {Origin.CHECKPOINT, Origin.PODS_API}
-    assert one.pod.known == known_pod("p", "claim-c")
+    (pod,) = affected_pods(consumers, device())
+    assert pod.pod.ref == POD
+    assert pod.claim == ref("c")
+    assert pod.is_certain
+    assert pod.containers == (ContainerUse("main", is_certain=True),)
+    assert {edge.provenance.origin for edge in pod.edges} == {Origin.CHECKPOINT, Origin.PODS_API}
+    assert pod.pod.known == known_pod("p", "claim-c")
 
 
 def test_checkpoint_alone_gives_pod_uids_without_names() -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p-1", "p-2"])]))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=[listed_prepared("c", use(), pods=["p-1", "p-2"])])
+    )
     assert affected_names(consumers) == [("pod p-1", True), ("pod p-2", True)]
     assert [affected_pod.containers for affected_pod in affected_pods(consumers, device())] == [(), ()]
 
 
 def test_podresources_alone_gives_pod_names_without_uids() -> None:
     consumers = build_consumer_map(
-        source_answers(podresources=[listed("train-0", listed_claim("gpus", use()))])
+        source_answers(podresources=[listed_pod("train-0", listed_claim("gpus", use()))])
     )
-    (one,) = affected_pods(consumers, device())
-    assert (one.pod.ref, one.claim) == (PodRef("team-a", "train-0"), ClaimRef("team-a", "gpus", ""))
-    assert one.is_certain
-    assert all(edge.by_name for edge in one.edges)
+    (pod,) = affected_pods(consumers, device())
+    assert (pod.pod.ref, pod.claim) == (PodRef("team-a", "train-0"), ClaimRef("team-a", "gpus", ""))
+    assert pod.is_certain
+    assert all(edge.by_name for edge in pod.edges)
 
 
 def test_name_and_uid_without_a_pod_object_are_two_pods() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
-            podresources=[listed("pod-p", listed_claim("claim-c", use()))],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
+            podresources=[listed_pod("pod-p", listed_claim("claim-c", use()))],
         )
     )
     assert affected_names(consumers) == [("pod p", True), ("team-a/pod-p", True)]
@@ -110,31 +112,33 @@ def test_name_and_uid_without_a_pod_object_are_two_pods() -> None:
 def test_reservation_ties_a_pod_name_to_its_uid() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
-            podresources=[listed("pod-p", listed_claim("claim-c", use()))],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
+            podresources=[listed_pod("pod-p", listed_claim("claim-c", use()))],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("p")])],
         )
     )
     assert affected_names(consumers) == [("team-a/pod-p", True)]
 
 
 def test_device_without_a_claim_affects_no_pod() -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use("gpu-1"), pods=["p"])]))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=[listed_prepared("c", use("gpu-1"), pods=["p"])])
+    )
     assert affected_pods(consumers, device("gpu-0")) == ()
 
 
 def test_pod_with_two_claims_of_a_device_is_listed_for_each() -> None:
-    claims = [prepared("c-1", use(), pods=["p"]), prepared("c-2", use(), pods=["p"])]
+    claims = [listed_prepared("c-1", use(), pods=["p"]), listed_prepared("c-2", use(), pods=["p"])]
     consumers = build_consumer_map(source_answers(checkpoint=claims))
     assert [affected_pod.claim.uid for affected_pod in affected_pods(consumers, device())] == ["c-1", "c-2"]
 
 
-# --- sure and possible uses --------------------------------------------------------------------------------
+# --- certain and possible uses -----------------------------------------------------------------------------
 
 
 def test_pod_known_by_a_reservation_alone_is_unsure() -> None:
     consumers = build_consumer_map(
-        source_answers(claims_file=[known_claim("c", use(), reserved=[for_pod("p")])])
+        source_answers(claims_file=[known_claim("c", use(), reserved=[pod_reservation("p")])])
     )
     assert affected_names(consumers) == [("team-a/pod-p", False)]
 
@@ -142,7 +146,7 @@ def test_pod_known_by_a_reservation_alone_is_unsure() -> None:
 def test_pod_that_only_names_a_prepared_claim_is_unsure() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c", phase="Pending")],
         )
     )
@@ -152,8 +156,8 @@ def test_pod_that_only_names_a_prepared_claim_is_unsure() -> None:
 def test_claim_that_waits_for_its_driver_affects_pods_unsurely() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", pods=["p"], waiting=(DRIVER,))],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
+            checkpoint=[listed_prepared("c", pods=["p"], waiting=(DRIVER,))],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("p")])],
         )
     )
     assert affected_names(consumers) == [("team-a/pod-p", False)]
@@ -163,7 +167,7 @@ def test_claim_that_waits_for_its_driver_affects_pods_unsurely() -> None:
 def test_claim_with_a_skipped_driver_affects_its_pods_surely() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", pods=["p"], skipped=(DRIVER,))],
+            checkpoint=[listed_prepared("c", pods=["p"], skipped=(DRIVER,))],
             claims_file=[known_claim("c", use())],
         )
     )
@@ -171,7 +175,7 @@ def test_claim_with_a_skipped_driver_affects_its_pods_surely() -> None:
 
 
 def test_claim_known_from_a_driver_alone_affects_no_pod() -> None:
-    consumers = build_consumer_map(source_answers(driver=[prepared("c", use())]))
+    consumers = build_consumer_map(source_answers(driver=[listed_prepared("c", use())]))
     assert consumers.devices == {device(): (ref("c"),)}
     assert affected_names(consumers) == []
 
@@ -182,14 +186,14 @@ def test_claim_known_from_a_driver_alone_affects_no_pod() -> None:
 def test_group_members_are_unsure_unless_the_claim_is_prepared() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_file=[
                 known_pod("p", "claim-c", group="workers"),
                 known_pod("q", "claim-c", group="workers", node="node-2"),
                 known_pod("r", group="workers"),  # names no claim
                 known_pod("s", group="others"),
             ],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
+            claims_file=[known_claim("c", use(), reserved=[group_reservation("workers")])],
         )
     )
     assert affected_names(consumers) == [("team-a/pod-p", True), ("team-a/pod-q", False)]
@@ -201,31 +205,38 @@ def test_group_member_with_unnamed_claims_is_unsure() -> None:
     consumers = build_consumer_map(
         source_answers(
             pods_api=[known_pod("p", group="workers", claims=template)],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
+            claims_file=[known_claim("c", use(), reserved=[group_reservation("workers")])],
         )
     )
-    (one,) = affected_pods(consumers, device())
-    assert (one.pod.ref.uid, one.is_certain, one.group) == ("p", False, "workers")
+    (pod,) = affected_pods(consumers, device())
+    assert (pod.pod.ref.uid, pod.is_certain, pod.group) == ("p", False, "workers")
 
 
 def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
     consumers = build_consumer_map(
         source_answers(
             pods_api=[known_pod("g", "claim-x")],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers", "g"), for_job("j", "g")])],
+            claims_file=[
+                known_claim(
+                    "c", use(), reserved=[group_reservation("workers", "g"), job_reservation("j", "g")]
+                )
+            ],
         )
     )
     reserved_for = {edge.consumer for edge in consumers.claims[ref("c")].consumers}
-    assert {(one.kind, one.resource) for one in reserved_for} == {
+    assert {(reservation.kind, reservation.resource) for reservation in reserved_for} == {
         (ConsumerKind.POD_GROUP, "podgroups.scheduling.k8s.io"),
         (ConsumerKind.OTHER, "jobs.batch"),
     }
-    assert all(one.pod is None for one in reserved_for)
+    assert all(reference.pod is None for reference in reserved_for)
     assert affected_names(consumers) == []
 
 
 def test_each_of_300_reservations_is_an_edge() -> None:
-    reserved = [for_pod(f"p-{number}") for number in range(300)] + [for_group("workers"), for_job("train")]
+    reserved = [pod_reservation(f"p-{number}") for number in range(300)] + [
+        group_reservation("workers"),
+        job_reservation("train"),
+    ]
     consumers = build_consumer_map(source_answers(claims_file=[known_claim("c", use(), reserved=reserved)]))
     assert len(consumers.claims[ref("c")].consumers) == 302
     assert len(affected_pods(consumers, device())) == 300
@@ -237,7 +248,7 @@ def test_each_of_300_reservations_is_an_edge() -> None:
 def two_request_claim(*containers: tuple[str, str]) -> SourceAnswers:
     """Return answers with a claim of two requests and a pod whose containers name the given requests."""
     return source_answers(
-        checkpoint=[prepared("c", use("gpu-0", "big"), use("gpu-1", "small"), pods=["p"])],
+        checkpoint=[listed_prepared("c", use("gpu-0", "big"), use("gpu-1", "small"), pods=["p"])],
         pods_api=[
             known_pod(
                 "p",
@@ -247,7 +258,9 @@ def two_request_claim(*containers: tuple[str, str]) -> SourceAnswers:
                 ),
             )
         ],
-        podresources=[listed("pod-p", listed_claim("claim-c", use("gpu-0"), use("gpu-1")), container="one")],
+        podresources=[
+            listed_pod("pod-p", listed_claim("claim-c", use("gpu-0"), use("gpu-1")), container="one")
+        ],
     )
 
 
@@ -260,20 +273,20 @@ def test_containers_use_only_the_devices_of_their_requests() -> None:
 
 
 def test_container_from_podresources_alone_is_unsure() -> None:
-    listing = [listed("p", listed_claim("c", use("gpu-0"), use("gpu-1")))]
-    (one,) = affected_pods(build_consumer_map(source_answers(podresources=listing)), device())
-    assert one.containers == (ContainerUse("main", is_certain=False),)
+    listing = [listed_pod("p", listed_claim("c", use("gpu-0"), use("gpu-1")))]
+    (pod,) = affected_pods(build_consumer_map(source_answers(podresources=listing)), device())
+    assert pod.containers == (ContainerUse("main", is_certain=False),)
 
 
 def test_container_of_a_claim_with_one_device_is_sure() -> None:
-    consumers = build_consumer_map(source_answers(podresources=[listed("p", listed_claim("c", use()))]))
+    consumers = build_consumer_map(source_answers(podresources=[listed_pod("p", listed_claim("c", use()))]))
     assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
 
 
 @pytest.mark.parametrize(("source", "is_certain"), [("checkpoint", True), ("driver", False)])
 def test_device_without_requests_serves_all_of_them_in_the_checkpoint(source: str, is_certain: bool) -> None:
     """The kubelet gives such a device to each container with the claim; a driver's list may lack requests."""
-    claims: Any = {source: [prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])]}
+    claims: Any = {source: [listed_prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])]}
     consumers = build_consumer_map(
         source_answers(
             **claims,
@@ -306,12 +319,12 @@ def test_claim_from_a_template_is_known_by_its_generated_name(
     container = ContainerObject("main", (ContainerClaim("mine", ""),))
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", "a"), use("gpu-1", "b"), name=name, pods=pods)],
-            podresources=[listed("pod-p", listed_claim(name, use("gpu-0"), use("gpu-1")))],
+            checkpoint=[listed_prepared("c", use("gpu-0", "a"), use("gpu-1", "b"), name=name, pods=pods)],
+            podresources=[listed_pod("pod-p", listed_claim(name, use("gpu-0"), use("gpu-1")))],
             pods_api=[known_pod("p", claims=(of_template,), containers=(container,), lacks_claim_names=True)],
         )
     )
-    found = {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
+    found = {pod.pod.ref.uid: pod.containers for pod in affected_pods(consumers, device())}
     assert found["p"] == (ContainerUse("main", is_certain=is_certain),)
 
 
@@ -322,7 +335,9 @@ LONG_POD = "training-of-a-language-model-with-many-nodes-worker-17"
 def users_in_long_pod(*prepared_names: str, claims: Sequence[str]) -> Mapping[str, tuple[ContainerUse, ...]]:
     """Return the containers that use gpu-0 of the first prepared claim; each has the name of its claim."""
     held = [
-        prepared(f"c{at}", use(f"gpu-{2 * at}", "a"), use(f"gpu-{2 * at + 1}", "b"), name=name, pods=["p"])
+        listed_prepared(
+            f"c{at}", use(f"gpu-{2 * at}", "a"), use(f"gpu-{2 * at + 1}", "b"), name=name, pods=["p"]
+        )
         for at, name in enumerate(prepared_names)
     ]
     pod = known_pod(
@@ -333,7 +348,7 @@ def users_in_long_pod(*prepared_names: str, claims: Sequence[str]) -> Mapping[st
         lacks_claim_names=True,
     )
     consumers = build_consumer_map(source_answers(checkpoint=held, pods_api=[pod]))
-    return {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
+    return {user.pod.ref.uid: user.containers for user in affected_pods(consumers, device())}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +384,7 @@ def test_only_device_that_is_seen_does_not_serve_other_requests(
     more: Any = {unseen: ("nic.example.com",)}
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", *requests), pods=["p"], **more)],
+            checkpoint=[listed_prepared("c", use("gpu-0", *requests), pods=["p"], **more)],
             pods_api=[
                 known_pod(
                     "p",
@@ -404,14 +419,16 @@ def test_only_device_that_is_seen_does_not_serve_other_requests(
 def test_running_state_of_a_pod_follows_from_its_cgroup(
     live: list[PodCgroup] | None, running: bool | None
 ) -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])], live=live))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=[listed_prepared("c", use(), pods=["p"])], live=live)
+    )
     assert consumers.pods[PodRef(uid="p")].running is running
 
 
 def test_incomplete_cgroups_leave_the_running_state_unknown() -> None:
     consumers = build_consumer_map(
         SourceAnswers(
-            prepared=source_answers(checkpoint=[prepared("c", use(), pods=["p"])]).prepared,
+            prepared=source_answers(checkpoint=[listed_prepared("c", use(), pods=["p"])]).prepared,
             live=(answer(Origin.CGROUPS, (), invalid=("3 cgroups exceed the limit",)),),
         )
     )
@@ -420,7 +437,7 @@ def test_incomplete_cgroups_leave_the_running_state_unknown() -> None:
 
 def test_running_state_of_a_pod_without_uid_is_unknown() -> None:
     consumers = build_consumer_map(
-        source_answers(podresources=[listed("p", listed_claim("c", use()))], live=[PodCgroup("x", True)])
+        source_answers(podresources=[listed_pod("p", listed_claim("c", use()))], live=[PodCgroup("x", True)])
     )
     assert consumers.pods[PodRef("team-a", "p")].running is None
 
@@ -442,7 +459,7 @@ def test_reservation_for_a_mirror_pod_affects_the_static_pod() -> None:
     consumers = build_consumer_map(
         source_answers(
             pods_file=[known_pod("0badcafe", "claim-c", name="web", mirror_uid="m")],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("m", "web")])],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("m", "web")])],
         )
     )
     assert [affected_pod.pod.ref for affected_pod in affected_pods(consumers, device())] == [
@@ -456,7 +473,7 @@ def test_reservation_for_a_mirror_pod_affects_the_static_pod() -> None:
 def test_pod_leads_to_its_claims_and_their_devices() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c-1", use("gpu-0"), use("gpu-1"), pods=["p"])],
+            checkpoint=[listed_prepared("c-1", use("gpu-0"), use("gpu-1"), pods=["p"])],
             pods_api=[known_pod("p", "claim-c-1", "claim-none")],
         )
     )
@@ -475,11 +492,11 @@ def test_pod_leads_to_its_claims_and_their_devices() -> None:
 def test_agreeing_sources_have_no_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", "big"), use("gpu-1"), pods=["p"])],
-            driver=[prepared("c", use("gpu-1"), use("gpu-0"))],
-            podresources=[listed("pod-p", listed_claim("claim-c", use("gpu-1"), use("gpu-0")))],
+            checkpoint=[listed_prepared("c", use("gpu-0", "big"), use("gpu-1"), pods=["p"])],
+            driver=[listed_prepared("c", use("gpu-1"), use("gpu-0"))],
+            podresources=[listed_pod("pod-p", listed_claim("claim-c", use("gpu-1"), use("gpu-0")))],
             pods_api=[known_pod("p", "claim-c")],
-            claims_file=[known_claim("c", use("gpu-0"), use("gpu-1"), reserved=[for_pod("p")])],
+            claims_file=[known_claim("c", use("gpu-0"), use("gpu-1"), reserved=[pod_reservation("p")])],
         )
     )
     assert consumers.conflicts == ()
@@ -488,7 +505,8 @@ def test_agreeing_sources_have_no_conflict() -> None:
 def test_conflict_about_devices_names_each_source() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-1"), pods=["p"])], claims_file=[known_claim("c", use("gpu-0"))]
+            checkpoint=[listed_prepared("c", use("gpu-1"), pods=["p"])],
+            claims_file=[known_claim("c", use("gpu-0"))],
         )
     )
     (conflict,) = consumers.conflicts
@@ -507,7 +525,7 @@ def test_conflict_about_devices_names_each_source() -> None:
 def test_driver_without_an_answer_on_a_claim_is_no_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("nic-0", driver="nic.example.com"), waiting=(DRIVER,))],
+            checkpoint=[listed_prepared("c", use("nic-0", driver="nic.example.com"), waiting=(DRIVER,))],
             claims_file=[known_claim("c", use("gpu-0"), use("nic-0", driver="nic.example.com"))],
         )
     )
@@ -517,7 +535,7 @@ def test_driver_without_an_answer_on_a_claim_is_no_conflict() -> None:
 def test_recreated_claim_is_two_claims_and_a_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus")],
         )
     )
@@ -528,7 +546,7 @@ def test_recreated_claim_is_two_claims_and_a_conflict() -> None:
 
 
 def test_origin_is_complete_only_if_all_its_answers_are() -> None:
-    complete = answer(Origin.DRIVER, [prepared("c-1", use("gpu-0"))])
+    complete = answer(Origin.DRIVER, [listed_prepared("c-1", use("gpu-0"))])
     failed = answer(Origin.DRIVER, (), absence=Absence.UNREADABLE, reason="Input/output error")
     assert build_consumer_map(SourceAnswers(prepared=(complete,))).complete == {Origin.DRIVER}
     assert build_consumer_map(SourceAnswers(prepared=(complete, failed))).complete == frozenset()
@@ -537,8 +555,8 @@ def test_origin_is_complete_only_if_all_its_answers_are() -> None:
 def test_ambiguous_claim_name_means_the_claim_the_kubelet_holds() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
-            podresources=[listed("pod-p", listed_claim("gpus", use("gpu-0")))],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
+            podresources=[listed_pod("pod-p", listed_claim("gpus", use("gpu-0")))],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus")],
         )
     )
@@ -550,8 +568,8 @@ def test_claim_of_deleted_pod_is_not_prepared_for_new_pod_of_its_name() -> None:
     podresources lists it for the new pod by name."""
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
-            podresources=[listed("web-0", listed_claim("gpus", use("gpu-0")))],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            podresources=[listed_pod("web-0", listed_claim("gpus", use("gpu-0")))],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
         )
     )
@@ -562,18 +580,18 @@ def test_claim_of_deleted_pod_is_not_prepared_for_new_pod_of_its_name() -> None:
 def test_listed_pod_of_two_namesakes_is_the_one_with_the_claim() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
-            podresources=[listed("web-0", listed_claim("gpus", use("gpu-0")))],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            podresources=[listed_pod("web-0", listed_claim("gpus", use("gpu-0")))],
             pods_api=[known_pod("p-1", "gpus", name="web-0"), known_pod("p-2", name="web-0")],
         )
     )
-    assert [(one.pod.ref.uid, one.is_certain) for one in affected_pods(consumers, device())] == [
+    assert [(pod.pod.ref.uid, pod.is_certain) for pod in affected_pods(consumers, device())] == [
         ("p-1", True)
     ]
 
 
 def test_pending_pod_proves_no_use_without_a_checkpoint() -> None:
-    listing = [listed("web-0", listed_claim("gpus", use("gpu-0")))]
+    listing = [listed_pod("web-0", listed_claim("gpus", use("gpu-0")))]
     for phase, is_certain in (("Pending", False), ("Running", True)):
         pods = [known_pod("p-2", "gpus", name="web-0", phase=phase)]
         consumers = build_consumer_map(source_answers(podresources=listing, pods_api=pods))
@@ -583,9 +601,11 @@ def test_pending_pod_proves_no_use_without_a_checkpoint() -> None:
 def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
-            claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
+            claims_file=[
+                known_claim("new", use("gpu-1"), name="gpus", reserved=[pod_reservation("p-2", "web-0")])
+            ],
         )
     )
     assert affected_names(consumers, "gpu-0") == [("pod p-1", True)]
@@ -596,9 +616,11 @@ def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
 def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods: list[str]) -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=pods, name="gpus")],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=pods, name="gpus")],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
-            claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
+            claims_file=[
+                known_claim("new", use("gpu-1"), name="gpus", reserved=[pod_reservation("p-2", "web-0")])
+            ],
         )
     )
     (risk,) = (refused_pod for refused_pod in refused_pods(consumers) if refused_pod.is_pending)
@@ -609,7 +631,7 @@ def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods:
 def test_ambiguous_claim_name_without_a_checkpoint_stays_a_name() -> None:
     consumers = build_consumer_map(
         source_answers(
-            podresources=[listed("pod-p", listed_claim("gpus", use("gpu-0")))],
+            podresources=[listed_pod("pod-p", listed_claim("gpus", use("gpu-0")))],
             claims_file=[known_claim("c-1", name="gpus"), known_claim("c-2", name="gpus")],
         )
     )
@@ -627,7 +649,7 @@ def test_pod_name_with_two_uids_is_two_pods_and_a_conflict() -> None:
 def test_uid_with_two_names_is_one_object_and_a_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), name="now")],
+            checkpoint=[listed_prepared("c", use(), name="now")],
             claims_file=[known_claim("c", use(), name="then")],
             pods_api=[known_pod("p", name="now")],
             pods_file=[known_pod("p", name="then")],
@@ -639,7 +661,7 @@ def test_uid_with_two_names_is_one_object_and_a_conflict() -> None:
 
 
 def test_claim_prepared_for_a_pod_that_does_not_name_it_is_a_conflict() -> None:
-    checkpoint = [prepared("c", use(), pods=["p"])]
+    checkpoint = [listed_prepared("c", use(), pods=["p"])]
     consumers = build_consumer_map(
         source_answers(checkpoint=checkpoint, pods_api=[known_pod("p", "claim-x")])
     )
@@ -680,9 +702,9 @@ def test_no_answers_give_an_empty_map() -> None:
 def test_pod_without_its_reservation_would_be_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p", "q"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p", "q"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c")],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("q")])],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("q")])],
         )
     )
     (risk,) = refused_pods(consumers)
@@ -692,12 +714,12 @@ def test_pod_without_its_reservation_would_be_refused() -> None:
 def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c", group="workers")],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
+            claims_file=[known_claim("c", use(), reserved=[group_reservation("workers")])],
         )
     )
-    assert [one.kubelets for one in refused_pods(consumers)] == [KubeletsRefusingPod.WITHOUT_GROUPS]
+    assert [pod.kubelets for pod in refused_pods(consumers)] == [KubeletsRefusingPod.WITHOUT_GROUPS]
 
 
 def test_pod_of_another_node_is_not_refused() -> None:
@@ -710,15 +732,15 @@ def test_pod_of_another_node_is_not_refused() -> None:
 
 
 def test_claim_without_an_object_has_no_refusals() -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])]))
+    consumers = build_consumer_map(source_answers(checkpoint=[listed_prepared("c", use(), pods=["p"])]))
     assert refused_pods(consumers) == ()
 
 
 def test_pod_of_a_recreated_claim_would_be_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
-            claims_file=[known_claim("new", use(), name="gpus", reserved=[for_pod("p")])],
+            checkpoint=[listed_prepared("old", use(), pods=["p"], name="gpus")],
+            claims_file=[known_claim("new", use(), name="gpus", reserved=[pod_reservation("p")])],
         )
     )
     (risk,) = refused_pods(consumers)
@@ -728,7 +750,7 @@ def test_pod_of_a_recreated_claim_would_be_refused() -> None:
 def test_ended_pod_of_a_recreated_claim_is_not_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
+            checkpoint=[listed_prepared("old", use(), pods=["p"], name="gpus")],
             pods_api=[known_pod("p", "gpus", phase="Succeeded")],
             claims_file=[known_claim("new", use(), name="gpus")],
         )

@@ -117,7 +117,7 @@ def map_of_node(directory: Path) -> ConsumerMap:
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
+def known_consumers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
     monkeypatch.setattr(client, "CALL_S", PATIENCE_S)
     write_files(tmp_path)
     with (
@@ -127,31 +127,38 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
         return map_of_node(tmp_path)
 
 
-def test_own_device_affects_one_pod_and_shared_device_all(known: ConsumerMap) -> None:
-    assert (len(known.claims), len(known.pods), len(known.devices)) == (101, 100, 401)
-    assert (known.conflicts, known.missing_sources) == ((), ())
+def test_own_device_affects_one_pod_and_shared_device_all(known_consumers: ConsumerMap) -> None:
+    assert (len(known_consumers.claims), len(known_consumers.pods), len(known_consumers.devices)) == (
+        101,
+        100,
+        401,
+    )
+    assert (known_consumers.conflicts, known_consumers.missing_sources) == ((), ())
     for number in PODS:
         for part in DEVICES:
-            (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(number, part)))
-            assert (one.pod.ref, one.is_certain) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
-            assert one.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
-            assert one.containers == (ContainerUse("main", is_certain=True),)
-    found = affected_pods(known, DeviceRef(DRIVER, "node-1", "switch"))
+            (found_pod,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(number, part)))
+            assert (found_pod.pod.ref, found_pod.is_certain) == (
+                PodRef("team-a", f"pod-u-{number}", f"u-{number}"),
+                True,
+            )
+            assert found_pod.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
+            assert found_pod.containers == (ContainerUse("main", is_certain=True),)
+    found = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", "switch"))
     assert len(found) == 100
-    assert all(one.is_certain for one in found)
+    assert all(found_pod.is_certain for found_pod in found)
 
 
-def test_every_edge_has_its_origin_and_time(known: ConsumerMap) -> None:
-    (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
-    provenances = {edge.provenance.origin: edge.provenance for edge in one.edges}
+def test_every_edge_has_its_origin_and_time(known_consumers: ConsumerMap) -> None:
+    (found_pod,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
+    provenances = {edge.provenance.origin: edge.provenance for edge in found_pod.edges}
     assert set(provenances) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
     assert all(provenance.read_at == NOW for provenance in provenances.values())
     assert provenances[Origin.CHECKPOINT].written_s is not None
     assert provenances[Origin.PODS_API].written_s is None
 
 
-def test_only_the_pod_without_a_reservation_would_be_refused(known: ConsumerMap) -> None:
-    (risk,) = refused_pods(known)
+def test_only_the_pod_without_a_reservation_would_be_refused(known_consumers: ConsumerMap) -> None:
+    (risk,) = refused_pods(known_consumers)
     assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, KubeletsRefusingPod.ALL)
 
 
@@ -162,7 +169,7 @@ def test_node_without_sockets_gives_uids_and_missing_sources(tmp_path: Path) -> 
         (Origin.PODRESOURCES, Absence.ABSENT),
         (Origin.PODS_API, Absence.ABSENT),
     ]
-    (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
-    assert (one.pod.ref, one.is_certain, one.containers) == (PodRef(uid="u-0"), True, ())
+    (found_pod,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
+    assert (found_pod.pod.ref, found_pod.is_certain, found_pod.containers) == (PodRef(uid="u-0"), True, ())
     (named,) = pods_by_name(known, "team-a", "pod-u-1")  # named by its reservation
     assert named.ref.uid == "u-1"

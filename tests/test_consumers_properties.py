@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from claim_samples import (
     NAMESPACE,
     at,
-    for_group,
-    for_job,
-    for_pod,
+    group_reservation,
+    job_reservation,
     known_claim,
     known_pod,
-    listed,
     listed_claim,
-    prepared,
+    listed_pod,
+    listed_prepared,
+    pod_reservation,
     use,
 )
 from hypothesis import given
@@ -51,9 +51,9 @@ USES = st.lists(
 )
 RESERVED = st.lists(
     st.one_of(
-        st.builds(for_pod, PODS, NAMES),
-        st.builds(for_group, GROUPS, PODS),  # also groups with a pod's UID
-        st.builds(for_job, NAMES, PODS),
+        st.builds(pod_reservation, PODS, NAMES),
+        st.builds(group_reservation, GROUPS, PODS),  # also groups with a pod's UID
+        st.builds(job_reservation, NAMES, PODS),
     ),
     max_size=4,
 )
@@ -72,14 +72,14 @@ def source_answers_of(draw: st.DrawFn, origins: Sequence[Origin], item: Any) -> 
 
 
 PREPARED = st.builds(
-    lambda uid, name, uses, pods: prepared(uid, *uses, name=name, pods=pods),
+    lambda uid, name, uses, pods: listed_prepared(uid, *uses, name=name, pods=pods),
     UIDS,
     CLAIMS,
     USES,
     st.lists(PODS),
 )
 LISTED = st.builds(
-    lambda pod, claims: listed(pod, *claims),
+    lambda pod, claims: listed_pod(pod, *claims),
     NAMES,
     st.lists(st.builds(lambda name, uses: listed_claim(name, *uses), CLAIMS, USES), max_size=2),
 )
@@ -125,14 +125,14 @@ def facts_of_answers(answers: SourceAnswers) -> tuple[set[Fact], set[Fact], set[
     for answer in answers.claims:
         for claim in answer.items:
             devices |= {(claim.ref.uid, device, answer.provenance) for device in claim.devices}
-            consumers |= {(claim.ref.uid, one.kind, one.uid, answer.provenance) for one in claim.reserved}
+            consumers |= {(claim.ref.uid, user.kind, user.uid, answer.provenance) for user in claim.reserved}
     for answer in answers.listed:
         for pod in answer.items:
             for container in pod.containers:
-                for one in container.claims:
-                    devices |= {(one.name, each, answer.provenance) for each in one.devices}
-                    consumers.add((one.name, "pod", pod.name, answer.provenance))
-                    containers.add((one.name, pod.name, container.name, None, answer.provenance))
+                for entry in container.claims:
+                    devices |= {(entry.name, each, answer.provenance) for each in entry.devices}
+                    consumers.add((entry.name, "pod", pod.name, answer.provenance))
+                    containers.add((entry.name, pod.name, container.name, None, answer.provenance))
     for answer in answers.pods:
         for pod in answer.items:
             consumers |= {(claim.claim, "pod", pod.ref.uid, answer.provenance) for claim in pod.claims}
@@ -174,11 +174,11 @@ def test_name_gets_a_uid_only_if_a_source_has_both(
     claims = {item.ref for answer in (*answers.prepared, *answers.claims) for item in answer.items}
     pods = {item.ref for answer in answers.pods for item in answer.items}
     pods |= {
-        PodRef(NAMESPACE, one.name, one.uid)
+        PodRef(NAMESPACE, user.name, user.uid)
         for answer in answers.claims
         for claim in answer.items
-        for one in claim.reserved
-        if one.kind is ConsumerKind.POD
+        for user in claim.reserved
+        if user.kind is ConsumerKind.POD
     }
     known = build_consumer_map(answers)
     assert all(ref in claims or not ref.uid for ref in known.claims)
@@ -196,11 +196,11 @@ def test_order_of_answers_and_items_does_not_matter(answers: SourceAnswers, rand
             for kind in (answers.prepared, answers.listed, answers.pods, answers.claims, answers.live)
         )
     )
-    one, other_map = build_consumer_map(answers), build_consumer_map(shuffled)
-    assert one == other_map
-    assert [*one.claims] == [*other_map.claims]
-    assert [*one.pods] == [*other_map.pods]
-    assert refused_pods(one) == refused_pods(other_map)
+    known, other_map = build_consumer_map(answers), build_consumer_map(shuffled)
+    assert known == other_map
+    assert [*known.claims] == [*other_map.claims]
+    assert [*known.pods] == [*other_map.pods]
+    assert refused_pods(known) == refused_pods(other_map)
 
 
 @given(ANSWERS)
@@ -217,20 +217,20 @@ def test_surely_affected_pod_has_a_prepared_or_listed_claim(answers: SourceAnswe
     uids = {uid for answer in answers.prepared for claim in answer.items for uid in claim.pods}
     names = {pod.name for answer in answers.listed for pod in answer.items}
     for device in known.devices:
-        for one in affected_pods(known, device):
-            assert not one.is_certain or one.pod.ref.uid in uids or one.pod.ref.name in names
-            assert one.claim in known.devices[device]
+        for pod in affected_pods(known, device):
+            assert not pod.is_certain or pod.pod.ref.uid in uids or pod.pod.ref.name in names
+            assert pod.claim in known.devices[device]
 
 
 @given(ANSWERS)
 def test_no_pod_uses_a_claim_that_the_kubelet_has_for_others(answers: SourceAnswers) -> None:
-    checkpoints = [one for one in answers.prepared if one.provenance.origin is Origin.CHECKPOINT]
+    checkpoints = [answer for answer in answers.prepared if answer.provenance.origin is Origin.CHECKPOINT]
     held = {claim.ref.uid for answer in checkpoints for claim in answer.items}
     used = {
         (claim.ref.uid, uid) for answer in answers.prepared for claim in answer.items for uid in claim.pods
     }
-    for one in current_uses(build_consumer_map(answers)).values():
-        assert one.claim.uid not in held or not one.pod.uid or (one.claim.uid, one.pod.uid) in used
+    for entry in current_uses(build_consumer_map(answers)).values():
+        assert entry.claim.uid not in held or not entry.pod.uid or (entry.claim.uid, entry.pod.uid) in used
 
 
 @given(ANSWERS)
@@ -246,10 +246,10 @@ def test_indexes_of_the_map_are_consistent(answers: SourceAnswers) -> None:
         assert all(ref in known.claims for ref in pod.claims)
     grouped = {(group, ref) for group, refs in known.groups.items() for ref in refs}
     assert grouped == {
-        ((one.ref.namespace, one.group), ref)
+        ((obj.ref.namespace, obj.group), ref)
         for ref, pod in known.pods.items()
-        for one, _ in pod.objects
-        if one.group
+        for obj, _ in pod.objects
+        if obj.group
     }
     for conflict in known.conflicts:
         assert known.claims.keys() & conflict.claims or known.pods.keys() & conflict.pods
@@ -257,9 +257,9 @@ def test_indexes_of_the_map_are_consistent(answers: SourceAnswers) -> None:
 
 def test_map_of_5000_pods_and_10000_claims_is_complete() -> None:
     pods = [known_pod(f"p-{n}", f"claim-c-{2 * n}", f"claim-c-{2 * n + 1}") for n in range(5000)]
-    claims = [prepared(f"c-{n}", use(f"gpu-{n}"), pods=[f"p-{n // 2}"]) for n in range(10_000)]
+    claims = [listed_prepared(f"c-{n}", use(f"gpu-{n}"), pods=[f"p-{n // 2}"]) for n in range(10_000)]
     listing = [
-        listed(f"pod-p-{n}", listed_claim(f"claim-c-{2 * n}", use(f"gpu-{2 * n}"))) for n in range(5000)
+        listed_pod(f"pod-p-{n}", listed_claim(f"claim-c-{2 * n}", use(f"gpu-{2 * n}"))) for n in range(5000)
     ]
     known = build_consumer_map(
         SourceAnswers(
@@ -270,6 +270,6 @@ def test_map_of_5000_pods_and_10000_claims_is_complete() -> None:
     )
     assert (len(known.claims), len(known.pods), len(known.devices)) == (10_000, 5000, 10_000)
     assert known.conflicts == ()
-    (one,) = affected_pods(known, use("gpu-9998").device)
-    assert (one.pod.ref.uid, one.claim) == ("p-4999", ClaimRef(NAMESPACE, "claim-c-9998", "c-9998"))
+    (pod,) = affected_pods(known, use("gpu-9998").device)
+    assert (pod.pod.ref.uid, pod.claim) == ("p-4999", ClaimRef(NAMESPACE, "claim-c-9998", "c-9998"))
     assert refused_pods(known) == ()

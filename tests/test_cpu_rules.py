@@ -55,11 +55,11 @@ def core_sample(
     return PerCpuSample(cpu, core, ABSENT, max_khz, cap_khz, checks)
 
 
-def capped(cpu: int, cap_khz: Reading, max_khz: Reading = 3_500_000) -> PerCpuSample:
+def capped_cpu(cpu: int, cap_khz: Reading, max_khz: Reading = 3_500_000) -> PerCpuSample:
     return core_sample(cpu, cap_khz=cap_khz, max_khz=max_khz)
 
 
-def counting(*checks: Reading) -> tuple[PerCpuSample, ...]:
+def cpus_with_checks(*checks: Reading) -> tuple[PerCpuSample, ...]:
     """Return CPUs from 0 on with these counts of machine checks."""
     return tuple(core_sample(cpu, checks=count) for cpu, count in enumerate(checks))
 
@@ -135,7 +135,7 @@ def bad(code: str, evidence: str) -> Finding:
     return Finding(code, ROWS[code].severity, evidence)
 
 
-# --- by a view --------------------------------------------------------------------------------------------
+# --- rules on a view --------------------------------------------------------------------------------------
 
 VIEW: Final = (
     PaperCpus()
@@ -152,7 +152,7 @@ def package(events: Reading, span_s: float = 60.0) -> CpuRuleInput:
     return VIEW._replace(throttled_package=CounterGrowth(events, span_s))
 
 
-def offline(evidence: str, files: str) -> Finding:
+def offline_finding(evidence: str, files: str) -> Finding:
     advice = f"write 1 to /sys/devices/system/cpu/{files}; if that fails, check for machine checks"
     return Finding("cpu.offline", Severity.UNHEALTHY, evidence, advice)
 
@@ -162,9 +162,9 @@ CASES: Final[list[tuple[str, CpuRuleInput, RuleResult]]] = [
     ("cpu.offline", VIEW._replace(online=0b11111), OK),
     ("cpu.offline", VIEW._replace(expected_online=ExpectedCpus(0, "configured"), online=0b1), OK),
     ("cpu.offline", VIEW._replace(online=0b1101),
-     offline("CPU 1 offline, online at start: 0-3", "cpu1/online")),
+     offline_finding("CPU 1 offline, online at start: 0-3", "cpu1/online")),
     ("cpu.offline", VIEW._replace(online=0b0001, expected_online=ExpectedCpus(0b1111, "configured")),
-     offline("CPUs 1-3 offline, configured: 0-3", "cpu<N>/online of CPUs 1-3")),
+     offline_finding("CPUs 1-3 offline, configured: 0-3", "cpu<N>/online of CPUs 1-3")),
     ("cpu.offline", VIEW._replace(online=EIO), RuleInputUnreadable("cpu/online", EIO)),
     ("cpu.offline", VIEW._replace(online=ABSENT), RuleInputUnreadable("cpu/online", ABSENT)),
     ("cpu.offline", VIEW._replace(node=node_sample(3, ABSENT)), RuleInputUnreadable("node3/cpulist", ABSENT)),
@@ -240,7 +240,7 @@ def test_virtual_machine_has_no_cpu_findings() -> None:
 def test_declared_cpus_must_be_online_regardless_of_the_start() -> None:
     paper = PaperCpus(cpus=cpu_sets("0-1"))
     paper.declare("1-2")
-    assert paper.result("cpu.offline") == offline("CPU 2 offline, declared: 1-2", "cpu2/online")
+    assert paper.result("cpu.offline") == offline_finding("CPU 2 offline, declared: 1-2", "cpu2/online")
 
 
 def test_nonexistent_declared_cpu_has_one_finding() -> None:
@@ -250,7 +250,7 @@ def test_nonexistent_declared_cpu_has_one_finding() -> None:
     assert paper.result("cpu.missing") == bad("cpu.missing", "CPUs 4-5 do not exist, declared: 2-5")
     assert paper.result("cpu.offline") is OK
     paper.cpus = paper.cpus._replace(present=EIO)
-    assert paper.result("cpu.offline") == offline(
+    assert paper.result("cpu.offline") == offline_finding(
         "CPUs 4-5 offline, declared: 2-5", "cpu<N>/online of CPUs 4-5"
     )
 
@@ -431,42 +431,42 @@ def test_missing_throttle_counters_are_not_zero(
 
 
 def test_lowered_cap_is_reported_with_its_start_value() -> None:
-    paper = PaperCpus(cores=tuple(capped(cpu, 3_500_000) for cpu in range(4)))
+    paper = PaperCpus(cores=tuple(capped_cpu(cpu, 3_500_000) for cpu in range(4)))
     assert paper.result("cpu.capped") is OK
-    paper.cores = tuple(capped(cpu, 3_499_999 if cpu else 3_500_000) for cpu in range(4))
+    paper.cores = tuple(capped_cpu(cpu, 3_499_999 if cpu else 3_500_000) for cpu in range(4))
     assert paper.result("cpu.capped") == bad(
         "cpu.capped", "CPUs 1-3 capped at 3.499999 GHz, 3.5 GHz at start"
     )
-    paper.cores = tuple(capped(cpu, 2_100_000) for cpu in range(4))
+    paper.cores = tuple(capped_cpu(cpu, 2_100_000) for cpu in range(4))
     assert paper.result("cpu.capped") == bad("cpu.capped", "CPUs 0-3 capped at 2.1 GHz, 3.5 GHz at start")
-    paper.cores = tuple(capped(cpu, 3_500_000) for cpu in range(4))
+    paper.cores = tuple(capped_cpu(cpu, 3_500_000) for cpu in range(4))
     assert paper.result("cpu.capped") is OK
 
 
 def test_cap_from_before_the_start_is_info() -> None:
-    paper = PaperCpus(cores=(capped(0, 2_000_000), capped(1, 3_500_000)))
+    paper = PaperCpus(cores=(capped_cpu(0, 2_000_000), capped_cpu(1, 3_500_000)))
     evidence = "CPU 0 capped at 2 GHz, 3.5 GHz possible"
     assert paper.result("cpu.capped") == Finding("cpu.capped", Severity.INFO, evidence)
-    paper.cores = (capped(0, 2_200_000), capped(1, 3_500_000))
+    paper.cores = (capped_cpu(0, 2_200_000), capped_cpu(1, 3_500_000))
     evidence = "CPU 0 capped at 2.2 GHz, 3.5 GHz possible"
     assert paper.result("cpu.capped") == Finding("cpu.capped", Severity.INFO, evidence)
 
 
 def test_lowered_cap_is_reported_before_an_old_cap() -> None:
-    paper = PaperCpus(cores=(capped(0, 2_000_000), capped(1, 3_500_000)))
+    paper = PaperCpus(cores=(capped_cpu(0, 2_000_000), capped_cpu(1, 3_500_000)))
     paper.view()
-    paper.cores = (capped(0, 2_000_000), capped(1, 3_000_000))
+    paper.cores = (capped_cpu(0, 2_000_000), capped_cpu(1, 3_000_000))
     assert paper.result("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 3 GHz, 3.5 GHz at start")
 
 
 def test_many_caps_are_summarized() -> None:
     paper = PaperCpus(
-        cores=tuple(capped(cpu, 3_000_000) for cpu in range(8)),
+        cores=tuple(capped_cpu(cpu, 3_000_000) for cpu in range(8)),
         nodes=(node_sample(0, 0xFF),),
         cpus=cpu_sets("0-7", "0-7"),
     )
     paper.view()
-    paper.cores = tuple(capped(cpu, 1_000_000 + cpu * 100_000) for cpu in range(8))
+    paper.cores = tuple(capped_cpu(cpu, 1_000_000 + cpu * 100_000) for cpu in range(8))
     answer = paper.result("cpu.capped")
     assert isinstance(answer, Finding)
     assert answer.evidence == (
@@ -477,12 +477,12 @@ def test_many_caps_are_summarized() -> None:
 
 def test_long_list_of_caps_has_the_lowest() -> None:
     paper = PaperCpus(
-        cores=tuple(capped(cpu, 3_000_000) for cpu in range(8)),
+        cores=tuple(capped_cpu(cpu, 3_000_000) for cpu in range(8)),
         nodes=(node_sample(0, 0xFF),),
         cpus=cpu_sets("0-7", "0-7"),
     )
     paper.view()
-    paper.cores = tuple(capped(cpu, 2_000_000 - cpu * 100_000) for cpu in range(8))
+    paper.cores = tuple(capped_cpu(cpu, 2_000_000 - cpu * 100_000) for cpu in range(8))
     answer = paper.result("cpu.capped")
     assert isinstance(answer, Finding)
     assert answer.evidence.startswith("CPU 5 capped at 1.5 GHz, 3 GHz at start; CPU 6 capped at 1.4 GHz")
@@ -490,37 +490,39 @@ def test_long_list_of_caps_has_the_lowest() -> None:
 
 
 def test_offline_cpu_is_not_capped() -> None:
-    paper = PaperCpus(cores=(capped(0, 3_500_000), capped(1, 3_500_000)))
+    paper = PaperCpus(cores=(capped_cpu(0, 3_500_000), capped_cpu(1, 3_500_000)))
     paper.view()
-    paper.cores = (capped(0, 3_500_000), capped(1, 1_000_000))
+    paper.cores = (capped_cpu(0, 3_500_000), capped_cpu(1, 1_000_000))
     paper.cpus = cpu_sets("0,2-3")
     assert paper.result("cpu.capped") is OK
 
 
 def test_cap_on_another_numa_node_is_not_reported() -> None:
-    paper = PaperCpus(cores=(capped(0, 3_500_000), capped(3, 3_500_000)), nodes=(node_sample(0, 0b11),))
+    paper = PaperCpus(
+        cores=(capped_cpu(0, 3_500_000), capped_cpu(3, 3_500_000)), nodes=(node_sample(0, 0b11),)
+    )
     paper.view()
-    paper.cores = (capped(0, 3_500_000), capped(3, 1_000_000))
+    paper.cores = (capped_cpu(0, 3_500_000), capped_cpu(3, 1_000_000))
     assert paper.result("cpu.capped") is OK
 
 
 @pytest.mark.parametrize("gone", [NO_FILE, ENODEV])
 def test_unloaded_cpufreq_driver_is_no_cap(gone: Missing) -> None:
-    paper = PaperCpus(cores=(capped(0, 3_500_000),))
+    paper = PaperCpus(cores=(capped_cpu(0, 3_500_000),))
     paper.view()
-    paper.cores = (capped(0, gone, gone),)
+    paper.cores = (capped_cpu(0, gone, gone),)
     assert paper.result("cpu.capped") == RuleNotApplicable("the CPUs have no frequency scaling")
 
 
 def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
-    paper = PaperCpus(cores=(capped(0, 3_500_000), capped(1, 3_500_000)))
+    paper = PaperCpus(cores=(capped_cpu(0, 3_500_000), capped_cpu(1, 3_500_000)))
     paper.view()
-    paper.cores = (capped(0, EIO), capped(1, 3_500_000))
+    paper.cores = (capped_cpu(0, EIO), capped_cpu(1, 3_500_000))
     assert paper.result("cpu.capped") == RuleInputUnreadable("cpu0/cpufreq/scaling_max_freq", EIO)
-    paper.cores = (capped(0, EIO), capped(1, 1_000_000))
+    paper.cores = (capped_cpu(0, EIO), capped_cpu(1, 1_000_000))
     assert paper.result("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 1 GHz, 3.5 GHz at start")
     paper.cpus = cpu_sets("1-3")
-    paper.cores = (capped(0, EIO), capped(1, 3_500_000))
+    paper.cores = (capped_cpu(0, EIO), capped_cpu(1, 3_500_000))
     assert paper.result("cpu.capped") is OK, "the cap of an offline CPU is not read"
 
 
@@ -544,22 +546,22 @@ def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
     ],
 )
 def test_one_machine_check_since_boot_is_a_finding(counts: tuple[Reading, ...], answer: RuleResult) -> None:
-    assert PaperCpus(cores=counting(*counts)).result("cpu.machine_check") == answer
+    assert PaperCpus(cores=cpus_with_checks(*counts)).result("cpu.machine_check") == answer
 
 
 def test_machine_check_is_held_until_the_next_boot() -> None:
-    paper = PaperCpus(cores=counting(0, 1))
+    paper = PaperCpus(cores=cpus_with_checks(0, 1))
     found = bad("cpu.machine_check", "uncorrected machine check on CPU 1 since boot")
     assert paper.result("cpu.machine_check") == found
     for lost in (EIO, ABSENT, 0):
-        paper.cores = counting(0, lost)
+        paper.cores = cpus_with_checks(0, lost)
         assert paper.result("cpu.machine_check", DAY) == found
     paper.nodes = (node_sample(cpus=EIO),)
     assert paper.result("cpu.machine_check") == found, "the node had that CPU when it was last readable"
 
 
 def test_machine_check_in_count_and_log_is_one_finding() -> None:
-    paper = PaperCpus(cores=counting(0, 1))
+    paper = PaperCpus(cores=cpus_with_checks(0, 1))
     paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu1")
     assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPU 1 since boot"
@@ -571,9 +573,9 @@ def test_machine_check_in_count_and_log_is_one_finding() -> None:
 
 
 def test_broadcast_machine_check_is_one_of_the_cpus_in_the_log() -> None:
-    paper = PaperCpus(cores=counting(0, 0, 1, 0))
+    paper = PaperCpus(cores=cpus_with_checks(0, 0, 1, 0))
     paper.view()
-    paper.cores = counting(1, 1, 2, 1)
+    paper.cores = cpus_with_checks(1, 1, 2, 1)
     paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu3")
     assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPUs 2-3 since boot"
@@ -719,7 +721,7 @@ def test_lockup_is_reported_for_ten_minutes_after_its_last_line(
     assert paper.result(other) is OK
 
 
-# --- what cannot be determined ----------------------------------------------------------------------------
+# --- results without a verdict ----------------------------------------------------------------------------
 
 
 UNHEARD: Final[list[tuple[SourceState | None, RuleResult]]] = [
@@ -737,7 +739,7 @@ def test_unread_log_does_not_prove_health(code: str, log: SourceState | None, an
 
 
 def test_counts_alone_prove_that_there_was_no_machine_check() -> None:
-    assert PaperCpus(log=None, cores=counting(0, 0)).result("cpu.machine_check") is OK
+    assert PaperCpus(log=None, cores=cpus_with_checks(0, 0)).result("cpu.machine_check") is OK
 
 
 def test_node_without_machine_sample_is_evaluated_by_the_rest() -> None:

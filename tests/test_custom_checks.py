@@ -296,12 +296,12 @@ processes = 8
 """
 
 
-def parsed(text: str) -> tuple[CustomCheck, ...]:
+def parse_toml(text: str) -> tuple[CustomCheck, ...]:
     return parse_checks(tomllib.loads(text)["check"])
 
 
 def test_every_key_of_a_check_is_read() -> None:
-    assert parsed(FULL) == (
+    assert parse_toml(FULL) == (
         CustomCheck(
             "fabric", ("/opt/check", "{device}"), "gpu-*", 300, 30, Severity.UNHEALTHY, "restart it",
             Repair.REBOOT_NODE, 2, 3, "checker", 128 << 20, 8,
@@ -311,12 +311,12 @@ def test_every_key_of_a_check_is_read() -> None:
 
 @pytest.mark.parametrize("text", [FULL, '[[check]]\nname = "a"\ncommand = ["/bin/true"]\nuser = 61234\n'])
 def test_shown_checks_are_read_again(text: str) -> None:
-    checks = parsed(text)
+    checks = parse_toml(text)
     assert parse_checks(json.loads(json.dumps(checks_to_tables(checks)))) == checks
 
 
 def test_default_timeout_is_at_most_the_period() -> None:
-    (check,) = parsed('[[check]]\nname = "a"\ncommand = ["/bin/true"]\nperiod = "3s"')
+    (check,) = parse_toml('[[check]]\nname = "a"\ncommand = ["/bin/true"]\nperiod = "3s"')
     assert check.timeout_s == 3
 
 

@@ -86,7 +86,7 @@ def are_ended_with_reason(agent: Agent, *streams: Watcher) -> bool:
     return {stream_end(stream) for stream in streams} == {GOODBYE} or LATE_IO in agent.log
 
 
-# --- what it serves -----------------------------------------------------------------------------------------
+# --- sockets and reports ------------------------------------------------------------------------------------
 
 
 def test_both_api_versions_send_the_full_list_first(agent: Agent) -> None:
@@ -111,12 +111,14 @@ def test_heartbeats_repeat_the_list_with_a_new_verified_time(agent: Agent) -> No
             "a heartbeat in a later second",
         )
     for message in (first, later):
-        for one in message.devices:
-            one.last_updated_time = 0
+        for found_device in message.devices:
+            found_device.last_updated_time = 0
     verified = {device.device.device_name for device in later.devices}
     # memory is read every ten seconds, and a heartbeat repeats only devices that were verified again
     assert {POOL, CPU} <= verified
-    assert [one for one in first.devices if one.device.device_name in verified] == list(later.devices)
+    assert [
+        found_device for found_device in first.devices if found_device.device.device_name in verified
+    ] == list(later.devices)
 
 
 def test_change_and_recovery_are_both_sent(agent: Agent, sysfs: PlainSysfs) -> None:
@@ -317,7 +319,7 @@ def test_killed_client_leaves_the_agent_unharmed(agent: Agent) -> None:
     assert agent.process.poll() is None
 
 
-# --- how it ends --------------------------------------------------------------------------------------------
+# --- shutdown -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -618,7 +620,7 @@ def test_history_has_the_changes_of_killed_and_restarted_agents(
             capsys.readouterr()  # the agent writes, and its disk is slow
         assert code == 0
         listed = json.loads(capsys.readouterr().out)["changes"]
-        return [(one["from"], one["to"]) for one in reversed(listed) if one["device"]["name"] == POOL]
+        return [(name["from"], name["to"]) for name in reversed(listed) if name["device"]["name"] == POOL]
 
     with Agent(short_tmp, *flags, config=STREAM) as agent:
         eventually(lambda: (short_tmp / "run/state/history.sqlite").exists(), "the first report is written")

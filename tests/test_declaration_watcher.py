@@ -79,7 +79,7 @@ def directory(tmp_path: Path) -> Path:
 
 async def test_directory_is_created_and_new_files_are_read(tmp_path: Path, directory: Path) -> None:
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.state is SourceState.OK)
         assert follower.wakes == 1  # the first read wakes the core even without declarations
         write(directory, text("a", "b"))
@@ -91,7 +91,7 @@ async def test_files_present_at_start_are_read(tmp_path: Path, directory: Path) 
     directory.mkdir()
     write(directory, text("a"))
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.names == ["a"])
 
 
@@ -99,7 +99,7 @@ async def test_changed_and_removed_files_are_followed(tmp_path: Path, directory:
     directory.mkdir()
     write(directory, text("a"))
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.names == ["a"])
         write(directory, text("a", "b"))
         await until(lambda: follower.names == ["a", "b"])
@@ -115,7 +115,7 @@ async def test_invalid_file_is_reported_and_keeps_devices(tmp_path: Path, direct
     directory.mkdir()
     write(directory, text("a"))
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.names == ["a"])
         write(directory, "version = 2")
         await until(lambda: follower.watch.declarations[0].error)
@@ -130,7 +130,7 @@ async def test_removed_directory_is_created_again(tmp_path: Path, directory: Pat
     directory.mkdir()
     write(directory, text("a"))
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.names == ["a"])
         (directory / f"{DRIVER}.toml").unlink()
         directory.rmdir()
@@ -143,7 +143,7 @@ async def test_replaced_directory_is_followed(tmp_path: Path, directory: Path) -
     directory.mkdir()
     write(directory, text("a"))
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.names == ["a"])
         (tmp_path / "other").mkdir()
         write(tmp_path / "other", text("b"))
@@ -170,7 +170,7 @@ async def test_unchanged_declarations_do_not_wake_the_core(
     directory.mkdir()
     write(directory, text("a"))
     follower, steps = Follower(tmp_path), Steps()
-    async with follower.running():
+    async with follower.run_watch():
         await jump_until(lambda: follower.names == ["a"])
         await trio.testing.wait_all_tasks_blocked()
         trio.lowlevel.add_instrument(steps)
@@ -187,7 +187,7 @@ async def test_directory_without_inotify_is_polled_every_ten_seconds(
 
     follower = Follower(tmp_path, refuse)
     with caplog.at_level(logging.WARNING):
-        async with follower.running():
+        async with follower.run_watch():
             await jump_until(directory.is_dir)
             write(directory, text("a"))
             await jump_until(lambda: follower.names == ["a"])
@@ -208,7 +208,7 @@ async def test_directory_behind_symbolic_link_is_polled(
         write(tmp_path / name, text(name))
     directory.symlink_to("a")
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await jump_until(lambda: follower.names == ["a"])
         switch(directory, "b")
         await jump_until(lambda: follower.names == ["b"])
@@ -222,7 +222,7 @@ async def test_unreadable_directory_keeps_last_declarations(
     directory.symlink_to("real")
     write(directory, text("a"))
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await jump_until(lambda: follower.names == ["a"])
         switch(directory, "real/.file")
         while "Not a directory" not in follower.watch.source.detail:
@@ -252,7 +252,7 @@ async def test_read_error_is_retried_without_a_change(
 
     monkeypatch.setattr(CheckedDirectory, method, fail_twice)
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         with trio.fail_after(100_000):  # threads run in real time
             await jump_until(lambda: follower.names == ["a"])
     assert failed_s[1] - failed_s[0] >= POLL_S
@@ -267,7 +267,7 @@ async def test_invalid_file_is_not_read_again_without_a_change(
     write(directory, "version = 2")
     (directory / "b.example.com.toml").symlink_to("/nowhere")
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await jump_until(lambda: follower.wakes == 1)
         await trio.sleep(3600)
         assert follower.watch.source.passes == 1
@@ -285,20 +285,20 @@ async def test_created_directory_has_the_documented_mode_whatever_the_umask(
     tmp_path: Path, directory: Path
 ) -> None:
     follower = Follower(tmp_path)
-    async with follower.running():
+    async with follower.run_watch():
         await until(lambda: follower.state is SourceState.OK)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o755
 
 
 async def test_missing_runtime_directory_is_not_created(tmp_path: Path, autojump_clock: MockClock) -> None:
     follower = Follower(tmp_path / "runtime")
-    async with follower.running():
+    async with follower.run_watch():
         await jump_until(lambda: follower.state is SourceState.OK)
     assert follower.watch.source.detail.endswith("No such file or directory; polled every 10 s")
     assert not (tmp_path / "runtime").exists()
 
 
-# --- a file whose reads do not end -------------------------------------------------------------------------
+# --- a file that hangs -------------------------------------------------------------------------------------
 
 
 class Hung:
@@ -312,7 +312,7 @@ class Hung:
         self._held.set()
 
     @contextmanager
-    def holding(self) -> Iterator[threading.Event]:
+    def hang_readers(self) -> Iterator[threading.Event]:
         """Yield an event that is set once a reader hangs."""
         self._file.touch(0o644)
         with ExitStack() as stack:
@@ -326,8 +326,8 @@ class Hung:
 async def test_source_before_first_read_is_starting(tmp_path: Path, directory: Path) -> None:
     directory.mkdir()
     follower, hung = Follower(tmp_path), Hung(directory)
-    with hung.holding():
-        async with follower.running():
+    with hung.hang_readers():
+        async with follower.run_watch():
             write(directory, text("z"), "z.example.com")
             await trio.testing.wait_all_tasks_blocked(0.1)
             assert (follower.state, follower.wakes) == (SourceState.STARTING, 0)
@@ -339,9 +339,9 @@ async def test_source_before_first_read_is_starting(tmp_path: Path, directory: P
 async def test_hung_read_does_not_delay_shutdown(tmp_path: Path, directory: Path) -> None:
     directory.mkdir()
     follower = Follower(tmp_path)
-    with Hung(directory).holding():
+    with Hung(directory).hang_readers():
         with trio.fail_after(PATIENCE_S):
-            async with follower.running():
+            async with follower.run_watch():
                 await trio.testing.wait_all_tasks_blocked(0.1)
     assert follower.state is SourceState.STARTING
 
@@ -352,7 +352,7 @@ async def test_slow_read_is_followed_by_pause_of_four_times_its_duration(
     directory.mkdir()
     follower, hung = Follower(tmp_path), Hung(directory)
     async with trio.open_nursery() as nursery:
-        with hung.holding() as is_read:
+        with hung.hang_readers() as is_read:
             nursery.start_soon(follower.watch.run, follower.wake)
             while not is_read.is_set():
                 await wait_until_idle()

@@ -40,19 +40,19 @@ NODE: Final = "node-7"
 PAGE: Final = Path(__file__).parent.parent / "docs" / "declared-devices.md"
 
 
-def parsed(text: str) -> tuple[DriverDevice, ...]:
+def parse_devices(text: str) -> tuple[DriverDevice, ...]:
     return parse_declaration(text.encode(), DRIVER, NODE)
 
 
 def device(keys: str) -> DriverDevice:
     """Parse the only device of a file with these keys and a name."""
-    [found] = parsed(f'version = 1\n[[device]]\nname = "d-0"\n{keys}\n')
+    [found] = parse_devices(f'version = 1\n[[device]]\nname = "d-0"\n{keys}\n')
     return found
 
 
 def error_of(text: str) -> str:
     with pytest.raises(ConfigError) as raised:
-        parsed(text)
+        parse_devices(text)
     return str(raised.value)
 
 
@@ -102,25 +102,27 @@ def test_device_has_its_own_lease() -> None:
 
 
 def test_file_has_its_own_pool() -> None:
-    [found] = parsed('version = 1\npool = "rack-1/node-7"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0')
+    [found] = parse_devices(
+        'version = 1\npool = "rack-1/node-7"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0'
+    )
     assert found.subject == f"{DRIVER}/rack-1/node-7/m"
 
 
 def test_device_has_its_own_pool() -> None:
-    [one, other] = parsed(
+    [found_device, other] = parse_devices(
         'version = 1\npool = "rack-1"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0\npool = "rack-2"\n'
         '[[device]]\nname = "n"\nkind = "memory"\nnuma = 0'
     )
-    assert (one.pool, other.pool) == ("rack-2", "rack-1")
+    assert (found_device.pool, other.pool) == ("rack-2", "rack-1")
 
 
 def test_empty_declaration_is_valid() -> None:
-    assert parsed("version = 1") == ()
+    assert parse_devices("version = 1") == ()
 
 
 def test_documented_example_has_every_kind() -> None:
     example = PAGE.read_text().split("```toml\n")[1].split("```")[0]
-    whats = {type(one.part) for one in parsed(example)}
+    whats = {type(found_device.part) for found_device in parse_devices(example)}
     parts = {
         DeclaredCpuDevice,
         DeclaredGpuDevice,
@@ -139,7 +141,7 @@ def memories(count: int) -> str:
 
 
 def test_file_with_too_many_devices_is_refused() -> None:
-    assert len(parsed(memories(DEVICES_MAX))) == DEVICES_MAX
+    assert len(parse_devices(memories(DEVICES_MAX))) == DEVICES_MAX
     assert (
         error_of(memories(DEVICES_MAX + 1))
         == f"the file declares {DEVICES_MAX + 1} devices, limit {DEVICES_MAX}"
@@ -206,7 +208,8 @@ DEVICES: Final = [
      "driver: 'a/b' is not a kernel driver, such as nvme"),
     (GPU + 'lease = "2s"', "lease: 2s is below the limit of 3s"),
     (GPU + 'lease = "24h"', "lease: 24h is over the limit of 86399s"),
-    (GPU + 'lease = "3.5s"', "lease: '3.5s' is not a whole number of seconds; write such as 30s or 5m"),
+    (GPU + 'lease = "3.5s"',
+     "lease: '3.5s' is not a whole number of seconds; write a value such as 30s or 5m"),
 ]  # fmt: skip
 
 
@@ -227,7 +230,7 @@ def test_random_bytes_give_devices_or_config_error(data: bytes) -> None:
         found = parse_declaration(data, DRIVER, NODE)
     except ConfigError:
         return
-    assert all(one.driver == DRIVER for one in found)
+    assert all(file.driver == DRIVER for file in found)
 
 
 # --- the files ---------------------------------------------------------------------------------------------
@@ -260,7 +263,7 @@ def names(declarations: Declarations) -> dict[str, list[str]]:
 
 def declaration_error(directory: Path, path: Path) -> str:
     """Return the error of the only file, and check that its previous devices stay."""
-    before = (DeclaredFile(DRIVER, parsed(ONE)),)
+    before = (DeclaredFile(DRIVER, parse_devices(ONE)),)
     [file] = read(directory, before)
     assert file.devices == before[0].devices
     assert file.error.startswith(f"declaration file {path}: ")
@@ -280,7 +283,7 @@ def test_two_drivers_may_declare_the_same_hardware(directory: Path) -> None:
 
 
 def test_absent_directory_has_no_declarations(tmp_path: Path) -> None:
-    assert read(tmp_path / "devices.d", (DeclaredFile(DRIVER, parsed(ONE)),)) == ()
+    assert read(tmp_path / "devices.d", (DeclaredFile(DRIVER, parse_devices(ONE)),)) == ()
 
 
 def test_unreadable_directory_is_an_error_and_not_empty(tmp_path: Path) -> None:
@@ -306,7 +309,7 @@ def test_file_that_becomes_invalid_keeps_devices_until_fixed(directory: Path) ->
         wrong.error == f"declaration file {path}: file format version 2 is not supported; write version = 1"
     )
     path.write_text(TWO)
-    assert read(directory, (wrong,)) == (DeclaredFile(DRIVER, parsed(TWO)),)
+    assert read(directory, (wrong,)) == (DeclaredFile(DRIVER, parse_devices(TWO)),)
 
 
 def test_editor_backup_files_are_ignored(directory: Path) -> None:

@@ -195,7 +195,7 @@ def test_two_checks_are_independent() -> None:
 def test_check_adds_causes_to_those_of_host_part() -> None:
     node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.check(STUCK._replace(severity=Severity.DEGRADED))
-    node.online("0")
+    node.set_online("0")
     assert health_and_codes(node.next()) == (Health.UNHEALTHY, ["cpu.offline", "fw.stuck"])
 
 
@@ -223,7 +223,7 @@ def test_check_that_stalls_is_unknown_with_its_limit() -> None:
     assert device.causes[0].evidence == "check.firmware: no pass for more than 15 s"
 
 
-def restarted(node: Node, boot_id: str = "boot-1") -> Report:
+def restart_driver(node: Node, boot_id: str = "boot-1") -> Report:
     """Let the next driver start with the stored state, before its checks have run."""
     kept = decode_gpu_faults(encode_gpu_faults(node.state.checkpoint))
     node.state = initial_state(EngineSettings("node-a"), saved=kept, boot_id=boot_id)
@@ -237,15 +237,15 @@ def restarted(node: Node, boot_id: str = "boot-1") -> Report:
 )
 def test_check_finding_survives_a_restart_of_the_driver(part: DeclaredPart | None) -> None:
     node = Node(part)
-    restarted(node)
+    restart_driver(node)
     for _ in range(3):
         report = node.check(STUCK, raise_after=3, clear_after=2)
     cause = device_of(report, "dev-0").causes[0]
-    restarted(node)
+    restart_driver(node)
     node.next(10)
     report = node.check(STUCK, raise_after=3, clear_after=2)
     assert device_of(report, "dev-0").causes == (cause,), "at once, and since it began"
-    restarted(node)
+    restart_driver(node)
     assert health_and_codes(node.check(None, raise_after=3, clear_after=2))[0] is Health.UNHEALTHY
     assert health_and_codes(node.check(None, raise_after=3, clear_after=2)) == (Health.HEALTHY, [])
     assert node.state.checkpoint.checks == ()
@@ -256,10 +256,10 @@ def test_check_finding_survives_a_restart_of_the_driver(part: DeclaredPart | Non
 )
 def test_stored_check_fault_counts_before_the_first_result(part: DeclaredPart | None) -> None:
     node = Node(part)
-    restarted(node)
+    restart_driver(node)
     cause = device_of(node.check(STUCK), "dev-0").causes[0]
     expected = Health.UNHEALTHY, ["fw.stuck", "declared.unseen"]
-    report = restarted(node)
+    report = restart_driver(node)
     assert health_and_codes(report) == expected
     assert device_of(report, "dev-0").causes[0] == cause
     assert health_and_codes(node.next(30)) == expected, "the first run hangs"
@@ -267,27 +267,27 @@ def test_stored_check_fault_counts_before_the_first_result(part: DeclaredPart | 
 
 def test_stored_degraded_check_fault_is_unknown_before_the_first_result() -> None:
     node = Node()
-    restarted(node)
+    restart_driver(node)
     node.check(STUCK._replace(severity=Severity.DEGRADED))
-    assert not [device for device in restarted(node).devices if device.device == "dev-0"]
+    assert not [device for device in restart_driver(node).devices if device.device == "dev-0"]
     assert health_and_codes(node.next(5)) == (Health.UNKNOWN, ["declared.unseen", "fw.stuck"])
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", ""])
 def test_check_finding_of_another_boot_is_not_restored(boot_id: str) -> None:
     node = Node()
-    restarted(node)
+    restart_driver(node)
     node.check(STUCK)
-    restarted(node, boot_id)
+    restart_driver(node, boot_id)
     assert health_and_codes(node.check(STUCK, raise_after=3)) == (Health.HEALTHY, [])
 
 
 def test_finding_of_a_removed_check_ends_with_the_restart() -> None:
     node = Node()
-    restarted(node)
+    restart_driver(node)
     node.check(STUCK)
     node.checks.clear()
-    restarted(node)
+    restart_driver(node)
     assert health_and_codes(node.check(None, name="other")) == (Health.HEALTHY, [])
     assert node.state.checkpoint.checks == ()
 
@@ -567,19 +567,19 @@ def test_host_rules_count_like_checks() -> None:
     node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.next()
     node.fail()
-    node.online("0")
+    node.set_online("0")
     node.next()
     assert health_and_codes(node.fail(expired=True)) == (
         Health.UNHEALTHY,
         ["cpu.offline", "driver.failed_device"],
     )
-    node.online("0-1")
+    node.set_online("0-1")
     assert health_and_codes(node.next(5)) == (Health.HEALTHY, [])
 
     node.wait(1)
     node.fail(2)
     node.next()
-    node.online("0")
+    node.set_online("0")
     node.next()
     assert health_and_codes(node.fail(2, expired=True)) == (Health.UNHEALTHY, ["cpu.offline"])
 

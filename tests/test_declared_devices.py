@@ -39,7 +39,7 @@ GPU_0: Final = "0000:1b:00.0"
 CPUS: Final = DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=True, isolated=False)
 
 
-def declared(name: str, part: DeclaredPart, driver: str = DRIVER, lease_s: int = 0) -> DriverDevice:
+def declared_device(name: str, part: DeclaredPart, driver: str = DRIVER, lease_s: int = 0) -> DriverDevice:
     return DriverDevice(driver, "node-a", name, part, lease_s)
 
 
@@ -85,9 +85,9 @@ def declared_verdict(report: Report, name: str, driver: str = DRIVER) -> DeviceH
 
 def test_offline_declared_cpu_makes_only_its_device_unhealthy() -> None:
     node = Node()
-    node.declare(declared("cpuset-0", CPUS._replace(cpus=1)), declared("cpuset-1", CPUS))
+    node.declare(declared_device("cpuset-0", CPUS._replace(cpus=1)), declared_device("cpuset-1", CPUS))
     node.next()
-    node.online("0")
+    node.set_online("0")
     report = node.next()
     assert declared_verdict(report, "cpuset-0").health is Health.HEALTHY
     device = declared_verdict(report, "cpuset-1")
@@ -99,7 +99,9 @@ def test_offline_declared_cpu_makes_only_its_device_unhealthy() -> None:
 def test_declared_part_that_does_not_exist_is_unhealthy() -> None:
     node = Node()
     pages = DeclaredHugepageDevice(2048, 512, 3)
-    node.declare(declared("cpuset-9", CPUS._replace(cpus=parse_cpus("8-15"))), declared("huge-3", pages))
+    node.declare(
+        declared_device("cpuset-9", CPUS._replace(cpus=parse_cpus("8-15"))), declared_device("huge-3", pages)
+    )
     report = node.next()
     for name, words in (("cpuset-9", "8-15"), ("huge-3", "no pool of 2mi pages on NUMA node 3")):
         assert declared_verdict(report, name).health is Health.UNHEALTHY
@@ -109,7 +111,7 @@ def test_declared_part_that_does_not_exist_is_unhealthy() -> None:
 def test_declared_hugepages_are_healthy_until_pool_shrinks() -> None:
     node = Node()
     node.pool(pool_sample(10))
-    node.declare(declared("huge-0", DeclaredHugepageDevice(2048, 10, 0)))
+    node.declare(declared_device("huge-0", DeclaredHugepageDevice(2048, 10, 0)))
     assert declared_verdict(node.next(), "huge-0").health is Health.HEALTHY
     node.pool(pool_sample(9))
     assert codes(declared_verdict(node.next(), "huge-0")) == ["mem.hugepages.pool_shrunk"]
@@ -117,7 +119,7 @@ def test_declared_hugepages_are_healthy_until_pool_shrinks() -> None:
 
 def test_declared_device_is_unknown_while_source_is_stalled() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS))
+    node.declare(declared_device("cpuset-1", CPUS))
     node.next()
     node.stuck.add("cpus")
     assert declared_verdict(node.next(10), "cpuset-1").health is Health.UNKNOWN
@@ -125,7 +127,7 @@ def test_declared_device_is_unknown_while_source_is_stalled() -> None:
 
 def test_driver_can_lengthen_lease_but_not_shorten_it() -> None:
     node = Node()
-    node.declare(declared("long", CPUS, lease_s=120), declared("short", CPUS, lease_s=1))
+    node.declare(declared_device("long", CPUS, lease_s=120), declared_device("short", CPUS, lease_s=1))
     report = node.next()
     assert (declared_verdict(report, "long").timeout_s, declared_verdict(report, "short").timeout_s) == (
         120,
@@ -135,7 +137,7 @@ def test_driver_can_lengthen_lease_but_not_shorten_it() -> None:
 
 def test_throttling_of_exclusive_cpus_is_cause_of_their_device() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS))
+    node.declare(declared_device("cpuset-1", CPUS))
     still = group_sample(7)._replace(cpus=CPUS.cpus, cpu_periods=100, cpu_throttled=0)
     node.groups = [still]
     node.pods = pods_sample({still.pod_uid: (DeviceRef(DRIVER, "node-a", "cpuset-1"),)})
@@ -152,7 +154,7 @@ def test_throttling_of_exclusive_cpus_is_cause_of_their_device() -> None:
 
 def test_unread_pci_function_is_unreported_then_unknown() -> None:
     node = Node()
-    node.declare(declared("nic-0", DeclaredPciDevice(GPU_0, "")))
+    node.declare(declared_device("nic-0", DeclaredPciDevice(GPU_0, "")))
     node.bus = SourceSample("pci", SourceState.STARTING, node.now_ns, 60 * NS, 0, "", vital=False)
     assert not [device for device in node.next().devices if device.driver]
     node.next()
@@ -172,7 +174,7 @@ def test_driver_gets_host_devices_until_it_declares_its_own() -> None:
     node = Node()
     report = node.next()
     assert [device.device for device in devices_of_socket(report, DRIVER)] == ["cpu-node0"]
-    node.declare(declared("cpuset-1", CPUS), declared("cpuset-2", CPUS, "b.example.com"))
+    node.declare(declared_device("cpuset-1", CPUS), declared_device("cpuset-2", CPUS, "b.example.com"))
     report = node.next()
     assert [device.device for device in devices_of_socket(report, DRIVER)] == ["cpuset-1"]
     assert [device.device for device in devices_of_socket(report, "b.example.com")] == ["cpuset-2"]
@@ -184,7 +186,7 @@ def test_driver_gets_host_devices_until_it_declares_its_own() -> None:
 
 def test_removed_device_is_unknown_for_ten_minutes_then_absent() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS))
+    node.declare(declared_device("cpuset-1", CPUS))
     node.next()
     node.declare()
     device = declared_verdict(node.next(), "cpuset-1")
@@ -197,7 +199,7 @@ def test_removed_device_is_unknown_for_ten_minutes_then_absent() -> None:
 def test_redeclared_device_is_evaluated_again() -> None:
     node = Node()
     for present in (True, False, True):
-        node.declare(*[declared("cpuset-1", CPUS)] * present)
+        node.declare(*[declared_device("cpuset-1", CPUS)] * present)
         report = node.next()
     assert declared_verdict(report, "cpuset-1").health is Health.HEALTHY
     assert not node.state.declared.removed
@@ -205,24 +207,24 @@ def test_redeclared_device_is_evaluated_again() -> None:
 
 def test_reused_name_keeps_no_state_of_previous_device() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
+    node.declare(declared_device("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
     node.next()
-    node.online("0")
+    node.set_online("0")
     assert declared_verdict(node.next(), "cpuset-1").health is Health.UNHEALTHY
-    node.declare(declared("cpuset-1", CPUS._replace(cpus=parse_cpus("0"))))
+    node.declare(declared_device("cpuset-1", CPUS._replace(cpus=parse_cpus("0"))))
     device = declared_verdict(node.next(), "cpuset-1")
     assert (device.health, device.causes) == (Health.HEALTHY, ())
-    node.declare(declared("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
+    node.declare(declared_device("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
     assert declared_verdict(node.next(), "cpuset-1").since == node.now
 
 
 def test_unchanged_declaration_keeps_faults() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS))
+    node.declare(declared_device("cpuset-1", CPUS))
     node.next()
-    node.online("0")
+    node.set_online("0")
     before = declared_verdict(node.next(), "cpuset-1")
-    node.declare(declared("cpuset-1", CPUS, lease_s=60))
+    node.declare(declared_device("cpuset-1", CPUS, lease_s=60))
     assert declared_verdict(node.next(), "cpuset-1").causes == before.causes
 
 
@@ -232,13 +234,13 @@ def test_changed_pci_function_is_unknown_until_read(
 ) -> None:
     node = Node()
     node.functions = (pci_sample(),)
-    node.declare(declared("dev-0", before or CPUS))
+    node.declare(declared_device("dev-0", before or CPUS))
     node.bus = SourceSample("pci", SourceState.OK, node.now_ns + NS, 60 * NS, 0, "", passes=1, vital=False)
     node.next()
     if before is None:
         node.declare()
         node.next()
-    node.declare(declared("dev-0", DeclaredPciDevice(GPU_0, "")))
+    node.declare(declared_device("dev-0", DeclaredPciDevice(GPU_0, "")))
     node.bus, node.functions = node.bus._replace(state=SourceState.STARTING), None
     for _ in range(3):
         assert codes(declared_verdict(node.next(), "dev-0")) == ["declared.unseen"]
@@ -250,7 +252,7 @@ def test_changed_pci_function_is_unknown_until_read(
 def test_changing_device_names_do_not_grow_state() -> None:
     node = Node()
     for number in range(5):
-        node.declare(*(declared(f"cpuset-{number}-{part}", CPUS) for part in range(1000)))
+        node.declare(*(declared_device(f"cpuset-{number}-{part}", CPUS) for part in range(1000)))
         report = node.next()
     node.declare()
     report = node.next()
@@ -262,10 +264,10 @@ def test_changing_device_names_do_not_grow_state() -> None:
 
 def test_same_name_in_two_pools_is_two_devices() -> None:
     node = Node()
-    here = declared("cpuset-0", CPUS._replace(cpus=0b01))
+    here = declared_device("cpuset-0", CPUS._replace(cpus=0b01))
     node.declare(here, here._replace(pool="other", part=CPUS))
     node.next()
-    node.online("0")
+    node.set_online("0")
     report = node.next()
     healths = {device.pool: device.health for device in report.devices if device.device == "cpuset-0"}
     assert healths == {"node-a": Health.HEALTHY, "other": Health.UNHEALTHY}
@@ -273,7 +275,7 @@ def test_same_name_in_two_pools_is_two_devices() -> None:
 
 def test_invalid_file_is_a_note_and_old_declaration_stays() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS), error="devices.d/a.example.com.toml: device 2: no name")
+    node.declare(declared_device("cpuset-1", CPUS), error="devices.d/a.example.com.toml: device 2: no name")
     report = node.next()
     assert declared_verdict(report, "cpuset-1").health is Health.HEALTHY
     (note,) = report.notes
@@ -304,7 +306,7 @@ def uuid_of(node: GpuNode, number: int) -> str:
 def test_declared_gpu_has_health_of_host_gpu(by: str) -> None:
     node = NodeWithGpus()
     names: dict[str, Any] = {"pci": GPU_0, "uuid": uuid_of(node, 0)}
-    node.declare(declared("mine", gpu(**(names if by == "both" else {by: names[by]}))))
+    node.declare(declared_device("mine", gpu(**(names if by == "both" else {by: names[by]}))))
     assert declared_verdict(node.next(), "mine").health is Health.HEALTHY
     node.gpus[0] = replace(node.gpus[0], status=NvmlReturnCode.LOST)
     report = node.next()
@@ -315,7 +317,7 @@ def test_declared_gpu_has_health_of_host_gpu(by: str) -> None:
 
 def test_unknown_declared_gpu_is_unhealthy_and_named() -> None:
     node = NodeWithGpus()
-    node.declare(declared("mine", gpu(uuid="GPU-none")))
+    node.declare(declared_device("mine", gpu(uuid="GPU-none")))
     device = declared_verdict(node.next(), "mine")
     assert (device.health, codes(device)) == (Health.UNHEALTHY, ["gpu.not_found"])
     assert "GPU-none is not among the 2 GPUs" in device.message
@@ -325,7 +327,7 @@ def test_declared_gpu_may_appear_while_nvml_identifies_its_gpus() -> None:
     node = NodeWithGpus()
     node.change(1, uuid="", bus="", passes=0, beat_ns=node.now_ns)
     node.hanging.add(1)
-    node.declare(declared("mine", gpu(uuid="GPU-none")))
+    node.declare(declared_device("mine", gpu(uuid="GPU-none")))
     assert "gpu.not_found" not in codes(declared_verdict(node.rest(5), "mine"))
     assert "gpu.not_found" in codes(declared_verdict(node.rest(70), "mine"))
 
@@ -333,7 +335,8 @@ def test_declared_gpu_may_appear_while_nvml_identifies_its_gpus() -> None:
 def test_gpu_in_wrong_slot_is_unhealthy_and_both_are_named() -> None:
     node = NodeWithGpus()
     node.declare(
-        declared("moved", gpu("0000:2b:00.0", uuid_of(node, 0))), declared("other", gpu(GPU_0, "GPU-none"))
+        declared_device("moved", gpu("0000:2b:00.0", uuid_of(node, 0))),
+        declared_device("other", gpu(GPU_0, "GPU-none")),
     )
     report = node.next()
     for name, words in (
@@ -359,9 +362,9 @@ def test_absent_declared_instance_is_unhealthy() -> None:
     node = NodeWithGpus(1, migs={0: [(1, 0), (2, 0)]})
     mig = node.gpus[0].migs[1]
     node.declare(
-        declared("by-uuid", gpu(uuid=mig.uuid)),
-        declared("by-number", gpu(GPU_0, gi=1, ci=0)),
-        declared("none", gpu(GPU_0, gi=5, ci=0)),
+        declared_device("by-uuid", gpu(uuid=mig.uuid)),
+        declared_device("by-number", gpu(GPU_0, gi=1, ci=0)),
+        declared_device("none", gpu(GPU_0, gi=5, ci=0)),
     )
     report = node.next()
     assert [declared_verdict(report, name).health for name in ("by-uuid", "by-number", "none")] == [
@@ -375,15 +378,15 @@ def test_absent_declared_instance_is_unhealthy() -> None:
 
 def test_declared_instance_with_the_uuid_of_other_numbers_is_not_found() -> None:
     node = NodeWithGpus(1, migs={0: [(1, 0), (2, 0)]})
-    one, other = node.gpus[0].migs
+    mig, other = node.gpus[0].migs
     node.declare(
-        declared("moved", gpu(GPU_0, other.uuid, gi=1, ci=0)),
-        declared("replaced", gpu(GPU_0, "MIG-before", gi=1, ci=0)),
-        declared("by-gpu", gpu(GPU_0, uuid_of(node, 0), gi=1, ci=0)),
+        declared_device("moved", gpu(GPU_0, other.uuid, gi=1, ci=0)),
+        declared_device("replaced", gpu(GPU_0, "MIG-before", gi=1, ci=0)),
+        declared_device("by-gpu", gpu(GPU_0, uuid_of(node, 0), gi=1, ci=0)),
     )
     report = node.next()
     uuids = [dict(declared_verdict(report, name).attributes).get("uuid") for name in ("moved", "by-gpu")]
-    assert uuids == [other.uuid, one.uuid]
+    assert uuids == [other.uuid, mig.uuid]
     device = declared_verdict(report, "replaced")
     assert (device.health, codes(device)) == (Health.UNHEALTHY, ["gpu.not_found"])
     assert "has no instance MIG-before" in device.message
@@ -393,7 +396,7 @@ def test_declared_gpu_is_not_reported_while_nvml_opens() -> None:
     node = NodeWithGpus(0)
     opening = SourceSample("nvml", SourceState.STARTING, node.now_ns, 10 * NS, 0, "", vital=False)
     node.nvml = opening
-    node.declare(declared("mine", gpu(GPU_0)))
+    node.declare(declared_device("mine", gpu(GPU_0)))
     assert not [device for device in node.next().devices if device.driver]
     device = declared_verdict(node.next(3), "mine")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["declared.unseen"])
@@ -404,7 +407,7 @@ def test_declared_gpu_without_nvml_is_unknown_not_missing() -> None:
     node.nvml = SourceSample(
         "nvml", SourceState.ABSENT, node.now_ns, 10**10, 0, "no library", passes=1, vital=False
     )
-    node.declare(declared("mine", gpu(GPU_0)))
+    node.declare(declared_device("mine", gpu(GPU_0)))
     device = declared_verdict(node.next(), "mine")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["gpu.not_found"])
     assert f"{GPU_0} cannot be checked" in device.message
@@ -413,13 +416,13 @@ def test_declared_gpu_without_nvml_is_unknown_not_missing() -> None:
 
 def test_declared_gpu_without_monitoring_is_unknown() -> None:
     node = Node()
-    node.declare(declared("mine", gpu(GPU_0)))
+    node.declare(declared_device("mine", gpu(GPU_0)))
     device = declared_verdict(node.next(), "mine")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["gpu.unwatched"])
 
 
 def test_absent_cpus_of_group_attribute_it_to_no_device() -> None:
     node = Node()
-    node.declare(declared("cpuset-1", CPUS))
+    node.declare(declared_device("cpuset-1", CPUS))
     node.groups = [group_sample(7)._replace(cpus=ABSENT)]
     assert declared_verdict(node.next(2), "cpuset-1").health is Health.HEALTHY

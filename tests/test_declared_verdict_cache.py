@@ -133,7 +133,7 @@ class FullNode(HostNode):
         assert step(uncached, snapshot, self.now) == (self.state, report)
         return report
 
-    def reevaluated(self) -> set[str]:
+    def reevaluated_devices(self) -> set[str]:
         """Evaluate the node, and return the devices whose verdict did not come from the cache."""
         before = self.state.verdict_cache.devices
         self.next()
@@ -159,7 +159,7 @@ def test_unchanged_evaluation_reuses_declared_verdicts() -> None:
     node = node_with_cache()
     assert cached_names(node) == {*PARTS} - NEVER_CACHED
     before = {device.key: device for device in node.state.devices.values()}
-    assert node.reevaluated() == set()
+    assert node.reevaluated_devices() == set()
     for device in node.state.devices.values():
         assert (
             device.verified > before[device.key].verified or device.kind in BUS_SOURCES
@@ -188,14 +188,14 @@ def test_change_during_pause_is_evaluated_afterwards() -> None:
 def test_offline_cpu_invalidates_devices_on_its_core() -> None:
     node = node_with_cache()
     node.cpus = node.cpus._replace(online=ALL & ~0b10)
-    assert node.reevaluated() == {"core-1", "cores-1-2", "no-cpus"}
+    assert node.reevaluated_devices() == {"core-1", "cores-1-2", "no-cpus"}
 
 
 def test_changed_declaration_invalidates_only_its_device() -> None:
     node = node_with_cache()
     first, *others = node.files[0].devices
     node.files = (DeclaredFile(DRIVER, (first._replace(lease_s=90), *others)),)
-    assert node.reevaluated() == {first.name}
+    assert node.reevaluated_devices() == {first.name}
 
 
 def test_removed_throttle_counters_invalidate_their_devices() -> None:
@@ -203,7 +203,7 @@ def test_removed_throttle_counters_invalidate_their_devices() -> None:
     node.throttle = dict.fromkeys(CPUS, 0)
     node.next(2)
     node.throttle = {}
-    assert node.reevaluated() >= {"core-0", "core-1", "core-2"}
+    assert node.reevaluated_devices() >= {"core-0", "core-1", "core-2"}
 
 
 def test_removed_machine_check_counts_invalidate_all_cpus() -> None:
@@ -212,7 +212,7 @@ def test_removed_machine_check_counts_invalidate_all_cpus() -> None:
     node.change(cores=tuple(only))
     node.next(2)
     node.change(cores=(core_counting(0, EIO), *only[1:]))
-    assert node.reevaluated() >= {"core-0", "core-1", "core-2"}
+    assert node.reevaluated_devices() >= {"core-0", "core-1", "core-2"}
 
 
 def core_counting(cpu: int, checks: Reading) -> PerCpuSample:
@@ -223,13 +223,13 @@ def test_removed_source_invalidates_all_devices() -> None:
     node = node_with_cache()
     names = cached_names(node)
     node.machine = None
-    assert node.reevaluated() == names
+    assert node.reevaluated_devices() == names
 
 
 def test_restarted_source_invalidates_its_devices() -> None:
     node = node_with_cache()
     node._beats["cpus"] = (0, node.now_ns)
-    assert node.reevaluated() >= {"core-0", "half-core"}
+    assert node.reevaluated_devices() >= {"core-0", "half-core"}
 
 
 def test_cache_holds_only_declared_devices() -> None:
@@ -328,7 +328,7 @@ def apply_event(node: FullNode, what: str, how: Any) -> None:
         case "no throttle":
             node.throttle = {}
         case "core" | "one counts" | "cores" | "numa" | "smt" | "stalls" | "dimm" | "machine":
-            of_machine(node, what, how)
+            change_machine(node, what, how)
         case "throttle":
             node.throttle[how[0]] = how[1]
         case "pool":
@@ -369,7 +369,7 @@ FOUND: Final = Finding("own.bad", Severity.UNHEALTHY, "as its driver says")
 CLAIM: Final = ClaimRef("team", "claim", "uid-1")
 
 
-def of_machine(node: FullNode, what: str, how: Any) -> None:
+def change_machine(node: FullNode, what: str, how: Any) -> None:
     machine = node.machine
     assert machine is not None, "the machine was read"
     match what:
@@ -377,14 +377,15 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
             number, member, reading = how
             node.change(
                 cores=tuple(
-                    one._replace(**{member: reading}) if one.cpu == number else one for one in machine.cores
+                    core._replace(**{member: reading}) if core.cpu == number else core
+                    for core in machine.cores
                 )
             )
         case "one counts":
             node.change(
                 cores=tuple(
-                    one._replace(machine_checks=ABSENT if at else how[0])
-                    for at, one in enumerate(machine.cores)
+                    core._replace(machine_checks=ABSENT if at else how[0])
+                    for at, core in enumerate(machine.cores)
                 )
             )
         case "cores":
@@ -395,8 +396,8 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
             number, member, reading = how
             node.change(
                 numa=tuple(
-                    one._replace(**{member: reading}) if one.numa_node == number else one
-                    for one in machine.numa
+                    numa._replace(**{member: reading}) if numa.numa_node == number else numa
+                    for numa in machine.numa
                 )
             )
         case "smt":
@@ -411,7 +412,7 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
 
 
 def declare(node: FullNode, name: str = "", other: str | None = None, lease_s: int = 0) -> None:
-    """A device is declared as another is, or no more; without a name, all are read again as they were."""
+    """Declare a device like ``other``; None: remove it. Without a name, all are read again as they were."""
     if name and other is None:
         node.parts.pop(name, None)
     elif name and other is not None:

@@ -41,7 +41,7 @@ ROWS = (
 )
 
 
-def declared(directory: Path) -> tuple[DriverDevice, ...]:
+def read_devices(directory: Path) -> tuple[DriverDevice, ...]:
     """Return the devices that the agent reads from the directory, without an error."""
     [file] = read_declarations(directory, (), NODE)
     assert (file.driver, file.error) == (DRIVER, "")
@@ -50,7 +50,7 @@ def declared(directory: Path) -> tuple[DriverDevice, ...]:
 
 def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
     written = write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS)
-    assert declared(tmp_path / "devices.d") == written
+    assert read_devices(tmp_path / "devices.d") == written
     assert written == (
         DriverDevice(DRIVER, NODE, "set-0", DeclaredCpuDevice(0b1_0000_0011, 0, True, False), 0),
         DriverDevice(DRIVER, "rack-1", "pages", DeclaredHugepageDevice(2048, 512, 1), 0),
@@ -64,9 +64,9 @@ def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
 def test_new_declaration_replaces_the_old_one(tmp_path: Path) -> None:
     write_declaration(tmp_path, DRIVER, NODE, ROWS)
     write_declaration(tmp_path, DRIVER, NODE, ROWS[:1])
-    assert [one.name for one in declared(tmp_path)] == ["set-0"]
+    assert [device.name for device in read_devices(tmp_path)] == ["set-0"]
     write_declaration(tmp_path, DRIVER, NODE, ())
-    assert declared(tmp_path) == ()
+    assert read_devices(tmp_path) == ()
 
 
 def test_unchanged_declaration_writes_nothing(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_partial_file_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     (tmp_path / f".{DRIVER}.toml.new").write_text("[[dev")
     assert read_declarations(tmp_path, (), NODE) == ()
     write_declaration(tmp_path, DRIVER, NODE, ROWS)
-    assert len(declared(tmp_path)) == len(ROWS)
+    assert len(read_devices(tmp_path)) == len(ROWS)
     assert [path.name for path in tmp_path.iterdir()] == [f"{DRIVER}.toml"]
 
 
@@ -136,7 +136,7 @@ def test_invalid_value_is_named_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         write_declaration(tmp_path, DRIVER, NODE, (*ROWS, wrong))
     assert str(caught.value) == f"device {len(ROWS) + 1} (set-1): numa: 1024 is over the limit of 1023"
-    assert len(declared(tmp_path)) == len(ROWS)
+    assert len(read_devices(tmp_path)) == len(ROWS)
 
 
 def test_oversized_declaration_is_rejected_with_numbers(tmp_path: Path) -> None:

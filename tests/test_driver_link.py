@@ -116,14 +116,14 @@ class Driver:
         request = message("ReportPrepareRequest", step=step, outcomes=outcomes)
         return self("ReportPrepare", request, "ReportPrepareReply").answers
 
-    def failed(self, of_claim: Any, *evidence: Any, step: int = 1) -> Any:
+    def report_failure(self, of_claim: Any, *evidence: Any, step: int = 1) -> Any:
         """Report the failure of one claim and return its answer."""
         [answer] = self.report(
             message("PrepareOutcome", claim=of_claim, failed=True, evidence=evidence), step=step
         )
         return answer
 
-    def succeeded(self, of_claim: Any, step: int = 1) -> Any:
+    def report_success(self, of_claim: Any, step: int = 1) -> Any:
         [answer] = self.report(message("PrepareOutcome", claim=of_claim), step=step)
         return answer
 
@@ -303,7 +303,7 @@ def test_failed_device_is_unhealthy_and_tainted_before_the_answer(agent: Agent, 
         wait_for_message(
             taints, lambda first: [list(device.taints) for device in first.devices] == [[], []], "no taints"
         )
-        answer = driver.failed(
+        answer = driver.report_failure(
             claim("a", "huge-0"),
             driver_error(FAILED_DEVICE, "no page can be had", device="huge-0", code="huge.dead"),
         )
@@ -321,13 +321,13 @@ def test_failed_device_is_unhealthy_and_tainted_before_the_answer(agent: Agent, 
         assert (taint.effect, taint.key.split("/")[0]) == (2, DRIVER)
         assert taint.time_added_s > 0
         assert not changed.devices[1].taints
-        assert driver.succeeded(claim("a", "huge-0")).verdict.code == ""
+        assert driver.report_success(claim("a", "huge-0")).verdict.code == ""
         wait_for_message(taints, lambda first: not first.devices[0].taints, "the taint is gone")
 
 
 def test_driver_fault_outlives_the_agent_process(agent: Agent, driver: Driver, short_tmp: Path) -> None:  # noqa: F811
     driver.declare(pages("huge-0", 4))
-    driver.failed(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "it is dead", device="huge-0"))
+    driver.report_failure(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "it is dead", device="huge-0"))
     driver.wait_saved("it is dead")
     agent.end(signal.SIGKILL)
     with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
@@ -341,7 +341,7 @@ def test_cleared_driver_fault_ends_and_stays_ended(
     short_tmp: Path,  # noqa: F811
 ) -> None:
     driver.declare(pages("huge-0", 4))
-    driver.failed(
+    driver.report_failure(
         claim("a", "huge-0"), driver_error(FAILED_DEVICE, "dead", device="huge-0", code="huge.dead")
     )
     assert driver.check(claim("a", "huge-0"))[0].verdict.error_class == FAILED_DEVICE
@@ -362,13 +362,13 @@ def test_cleared_driver_fault_ends_and_stays_ended(
     with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
         assert kubelet.next().devices[0].health == HEALTHY
         again = Driver(restarted)
-        again.failed(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "dead", device="huge-0"))
+        again.report_failure(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "dead", device="huge-0"))
         wait_for_health(kubelet, "huge-0", UNHEALTHY)
 
 
 def test_bad_config_claim_is_refused_until_its_fingerprint_changes(driver: Driver) -> None:
     bad_claim = claim("a", fingerprint="1")
-    verdict = driver.failed(bad_claim, driver_error(BAD_CONFIG, "mode 'x' is none of a, b")).verdict
+    verdict = driver.report_failure(bad_claim, driver_error(BAD_CONFIG, "mode 'x' is none of a, b")).verdict
     [answer] = driver.check(bad_claim)
     assert answer.verdict.text == verdict.text
     assert answer.verdict.count == 1
@@ -411,11 +411,11 @@ def test_failed_claims_of_one_pods_drivers_name_each_other(short_tmp: Path, sysf
     wrong = driver_error(BAD_CONFIG, "no such mode")
     with start(short_tmp, "--driver", other, "--kubelet-dir", str(kubelet_dir)) as agent:
         first, second = Driver(agent), Driver(agent, other)
-        assert "other drivers" not in first.failed(claim("a"), wrong).verdict.text
+        assert "other drivers" not in first.report_failure(claim("a"), wrong).verdict.text
         named = f"Failing claims of the pod's other drivers: ns/a ({DRIVER} bad-config config.invalid)."
 
         def is_named() -> bool:
-            return named in second.failed(claim("b"), wrong).verdict.text
+            return named in second.report_failure(claim("b"), wrong).verdict.text
 
         eventually(is_named, "the pod tracker has read the checkpoint")
         [cached] = first.check(claim("a"))
@@ -424,20 +424,20 @@ def test_failed_claims_of_one_pods_drivers_name_each_other(short_tmp: Path, sysf
 
 def test_failed_unprepare_of_a_broken_device_has_no_verdict(driver: Driver) -> None:
     driver.declare(pages("huge-0", 4))
-    driver.failed(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "it is dead", device="huge-0"))
+    driver.report_failure(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "it is dead", device="huge-0"))
     unprepare = 2
-    assert driver.failed(claim("a"), errno(5), step=unprepare).verdict.code == ""
-    assert driver.failed(claim("b"), errno(5), step=unprepare).verdict.code != ""
+    assert driver.report_failure(claim("a"), errno(5), step=unprepare).verdict.code == ""
+    assert driver.report_failure(claim("b"), errno(5), step=unprepare).verdict.code != ""
 
 
 def test_prepares_file_contains_reported_failure(driver: Driver) -> None:
-    driver.failed(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
+    driver.report_failure(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
     driver.wait_saved("no such mode")
 
 
 def test_agent_ends_although_the_disk_of_a_driver_hangs(agent: Agent, driver: Driver) -> None:
     driver.ledger.parent.mkdir(parents=True)
     with held_lock(driver.ledger.with_suffix(".json.new")):
-        driver.failed(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
+        driver.report_failure(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
         assert agent.end() == 0
     assert f"shutdown: ledger writer of {DRIVER} did not stop in time; abandoning its thread" in agent.log

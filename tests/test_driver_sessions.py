@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 import trio
-from claim_samples import prepared, source_answers
+from claim_samples import listed_prepared, source_answers
 from paper import PaperNode
 from patience import PATIENCE_S
 from prepare_samples import health
@@ -95,7 +95,7 @@ def fault(driver: str, number: int = 1) -> DriverFault:
     return DriverFault(number, DeviceRef(driver, NODE, "dev-0"), "fpga.dead", "", "", 1.0, claim)
 
 
-# --- what the core reads -----------------------------------------------------------------------------------
+# --- snapshots for the core --------------------------------------------------------------------------------
 
 
 def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> None:
@@ -103,7 +103,10 @@ def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> 
     assert source.read() is host.snapshot
     source.set_driver_faults(A, [fault(A)])
     assert host.is_woken()
-    assert [one.driver_faults for one in (source.read(), host.snapshot) if one] == [(fault(A),), ()]
+    assert [snapshot.driver_faults for snapshot in (source.read(), host.snapshot) if snapshot] == [
+        (fault(A),),
+        (),
+    ]
 
 
 def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
@@ -116,7 +119,7 @@ def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
     assert found.driver_faults == (fault(B), fault(B, 2))
 
 
-def test_no_snapshot_before_the_hosts_first_one(host: Host) -> None:
+def test_snapshot_before_the_hosts_first_is_none(host: Host) -> None:
     host.snapshot = None
     source = open_source(host)
     source.set_driver_faults(A, [fault(A)])
@@ -238,7 +241,7 @@ class Agent:
             self.publish()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run_core(self) -> AsyncIterator[None]:
         """Run the core and the sessions, after a first report."""
         self.publish()
         async with trio.open_nursery() as nursery:
@@ -258,7 +261,7 @@ def claim(driver: str, name: str = "a") -> Claim:
     return Claim("ns", name, f"uid-{name}", devices=(ClaimDevice("r", driver, NODE, "dev-0"),))
 
 
-def failed(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
+def record_failures(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
     return session.record_prepares(
         [ReportedClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)]
     )
@@ -293,8 +296,8 @@ def test_reloaded_configuration_reaches_open_and_opening_sessions(agent: Agent) 
 
 @pytest.mark.usefixtures("patient")
 def test_saved_faults_are_in_the_first_snapshot(agent: Agent, host: Host) -> None:
-    failed(agent.sessions.open(A), A)
-    failed(agent.sessions.open(B), B)
+    record_failures(agent.sessions.open(A), A)
+    record_failures(agent.sessions.open(B), B)
     again = Agent(agent.config.runtime_dir, host)
     again.sessions.restore()
     assert [device.health for device in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
@@ -333,9 +336,9 @@ async def test_hung_opening_delays_no_other_driver_and_no_report(agent: Agent) -
     agent.held[A] = threading.Event()
     thread = threading.Thread(target=agent.sessions.open, args=(A,))
     thread.start()
-    async with agent.running():
+    async with agent.run_core():
         other = await trio.to_thread.run_sync(agent.sessions.open, B)
-        [verdict] = await trio.to_thread.run_sync(failed, other, B)
+        [verdict] = await trio.to_thread.run_sync(record_failures, other, B)
         assert verdict is not None
         assert verdict.code == "fpga.dead"
         agent.held[A].set()
@@ -349,7 +352,7 @@ async def eventually_async(condition: Callable[[], bool]) -> None:
 
 
 async def test_new_session_gets_the_current_report(agent: Agent) -> None:
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         await eventually_async(lambda: session.taints.peek()[0] == 1)
     taints = session.taints.peek()[1]
@@ -359,17 +362,17 @@ async def test_new_session_gets_the_current_report(agent: Agent) -> None:
 
 async def test_session_opened_before_the_loop_runs(agent: Agent) -> None:
     session = agent.sessions.open(A)
-    async with agent.running():
+    async with agent.run_core():
         await eventually_async(lambda: session.taints.peek()[0] == 1)
 
 
 def test_session_can_be_opened_after_the_loop_has_ended(agent: Agent) -> None:
     async def run() -> None:
-        async with agent.running():
+        async with agent.run_core():
             pass
 
     trio.run(run)
-    [verdict] = failed(agent.sessions.open(A), A)
+    [verdict] = record_failures(agent.sessions.open(A), A)
     assert verdict is not None
     assert verdict.code == "fpga.dead"
 
@@ -390,9 +393,9 @@ def test_taints_are_decided_before_the_report_is_published(agent: Agent) -> None
 async def test_failed_prepare_returns_after_health_and_taint_are_published(
     agent: Agent,
 ) -> None:
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
-        [verdict] = await trio.to_thread.run_sync(failed, session, A)
+        [verdict] = await trio.to_thread.run_sync(record_failures, session, A)
         found = session.health_of(DeviceRef(A, NODE, "dev-0"))
         assert found is not None
         assert found.health is Health.UNHEALTHY
@@ -411,9 +414,9 @@ def is_tainted(session: DriverSession) -> bool:
 async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) -> None:
     async def report(driver: str) -> None:
         session = await trio.to_thread.run_sync(agent.sessions.open, driver)
-        await trio.to_thread.run_sync(failed, session, driver)
+        await trio.to_thread.run_sync(record_failures, session, driver)
 
-    async with agent.running():
+    async with agent.run_core():
         async with trio.open_nursery() as nursery:
             for driver in (A, B):
                 nursery.start_soon(report, driver)
@@ -423,9 +426,9 @@ async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) 
 
 
 async def test_next_successful_prepare_makes_the_device_healthy(agent: Agent) -> None:
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
-        await trio.to_thread.run_sync(failed, session, A)
+        await trio.to_thread.run_sync(record_failures, session, A)
         assert session.record_prepares([ReportedClaimResult(claim(A, "b"), None)]) == [None]
         ref = DeviceRef(A, NODE, "dev-0")
         await eventually_async(lambda: agent.hub.health_of(ref).health is Health.HEALTHY)  # type: ignore[union-attr]
@@ -466,9 +469,9 @@ async def test_failed_prepare_of_host_device_returns_after_health_and_taint(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = Agent(tmp_path, host, declares=False)
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
-        await trio.to_thread.run_sync(failed, session, A)
+        await trio.to_thread.run_sync(record_failures, session, A)
         found = session.health_of(DeviceRef(A, NODE, "dev-0"))
         assert found is not None
         assert found.health is Health.UNHEALTHY
@@ -484,7 +487,7 @@ async def test_device_without_verdict_is_not_waited_for(
     agent = Agent(tmp_path, host, declares=False)
     named = DEAD._replace(device="dev-9")
     of_other = replace(claim(A), devices=(ClaimDevice("r", A, NODE, "dev-9"),))
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         result = ReportedClaimResult(of_other, (named,))
         [verdict] = await trio.to_thread.run_sync(session.record_prepares, [result])
@@ -495,7 +498,7 @@ async def test_device_without_verdict_is_not_waited_for(
 
 def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.publish()
-    failed(agent.sessions.open(A), A, "a", "b", "c")  # without a core
+    record_failures(agent.sessions.open(A), A, "a", "b", "c")  # without a core
     assert [record.message for record in caplog.records if "fault not delivered" in record.message] == [
         f"device {A}/{NODE}/dev-0: fault not delivered to all health streams within 1.5 s; the prepare returns"  # noqa: E501
     ]
@@ -503,12 +506,16 @@ def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytes
 
 def other_failures(agent: Agent, driver: str, name: str) -> list[tuple[str, str]]:
     found = agent.sessions.failures_at_other_drivers(driver, claim(driver, name).ref)
-    return [(one.driver, one.verdict.claim.name) for one in found]
+    return [(entry.driver, entry.verdict.claim.name) for entry in found]
 
 
 def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> None:
     """Claims a and b are of one pod, claim c is of another one; claim d has devices of both drivers."""
-    of_pods = [prepared("uid-a", pods=["p"]), prepared("uid-b", pods=["p"]), prepared("uid-c", pods=["q"])]
+    of_pods = [
+        listed_prepared("uid-a", pods=["p"]),
+        listed_prepared("uid-b", pods=["p"]),
+        listed_prepared("uid-c", pods=["q"]),
+    ]
     first, second = agent.sessions.open(A), agent.sessions.open(B)
     first.record_prepares([ReportedClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
     second.record_prepares([ReportedClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
@@ -534,9 +541,9 @@ def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent)
 
 def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     session = agent.sessions.open(A)
-    failed(session, A)
+    record_failures(session, A)
     assert session.record_unprepares([ReportedClaimResult(claim(A), None)]) == [None]
-    agent.sessions.close(in_s(PATIENCE_S))
+    agent.sessions.close(shutdown_time_in(PATIENCE_S))
     ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
     assert [bool(claim.unprepared_wall_s) for claim in ledger.claims.values()] == [True]
 
@@ -592,7 +599,7 @@ def test_driver_fault_ends_when_its_device_is_declared_with_other_hardware(
     for declared in (rows(0), [*rows(0), *rows(1, "dev-1")]):
         session.sync(declared)
         agent.read_declarations()
-    failed(session, A, "a")
+    record_failures(session, A, "a")
     assert active_faults(agent) == ["dev-0"]
     if is_removed_before:
         session.sync(rows(1, "dev-1"))
@@ -605,7 +612,7 @@ def test_driver_fault_ends_when_its_device_is_declared_with_other_hardware(
         agent.read_declarations()
     session.sync(rows(1))
     assert active_faults(agent) == []
-    failed(session, A, "a")
+    record_failures(session, A, "a")
     assert active_faults(agent) == ["dev-0"], "a fault of the new hardware"
 
 
@@ -655,7 +662,7 @@ def hanging_disk(agent: Agent, driver: str) -> Iterator[None]:
         yield
 
 
-def in_s(seconds: float) -> float:
+def shutdown_time_in(seconds: float) -> float:
     """Return a time of the shutdown's clock."""
     return read_clocks().mono_ns / NS + seconds
 
@@ -663,7 +670,7 @@ def in_s(seconds: float) -> float:
 def test_close_saves_pending_changes(agent: Agent) -> None:
     session = agent.sessions.open(A)
     session.record_prepares([ReportedClaimResult(claim(A), None)])
-    assert agent.sessions.close(in_s(PATIENCE_S)) == []
+    assert agent.sessions.close(shutdown_time_in(PATIENCE_S)) == []
     assert (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).exists()
 
 
@@ -671,19 +678,19 @@ def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
     with hanging_disk(agent, A):
         for driver in (A, B):
             agent.sessions.open(driver).record_prepares([ReportedClaimResult(claim(driver), None)])
-        assert f"ledger writer of {A}" in agent.sessions.close(in_s(0.5))
+        assert f"ledger writer of {A}" in agent.sessions.close(shutdown_time_in(0.5))
         eventually((agent.config.state_dir / DRIVERS / B / LEDGER_FILE).exists, "the other ledger is saved")
-    assert agent.sessions.close(in_s(PATIENCE_S)) == []
+    assert agent.sessions.close(shutdown_time_in(PATIENCE_S)) == []
 
 
 def test_report_during_close_is_saved_when_the_disk_answers(agent: Agent) -> None:
     agent.publish()
     with hanging_disk(agent, A):
-        thread = threading.Thread(target=failed, args=(agent.sessions.open(A), A))
+        thread = threading.Thread(target=record_failures, args=(agent.sessions.open(A), A))
         thread.start()
         eventually(agent.host.is_woken, "the core is woken without the disk")
         agent.source.close()
-        assert agent.sessions.close(in_s(0)) == [f"ledger writer of {A}"]
+        assert agent.sessions.close(shutdown_time_in(0)) == [f"ledger writer of {A}"]
     thread.join()
-    assert agent.sessions.close(in_s(PATIENCE_S)) == []
+    assert agent.sessions.close(shutdown_time_in(PATIENCE_S)) == []
     assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).read_text()

@@ -40,7 +40,7 @@ BAD: Final = unhealthy("demo.bad", "1 of 2")
 
 
 def check_of(function: HealthCheckFunction = lambda _: None, **changes: Any) -> HealthCheck:
-    """A check that is fast, but for the changes."""
+    """Return a check that is fast, unless the changes make it slow."""
     given: dict[str, Any] = {
         "name": "link",
         "function": function,
@@ -53,7 +53,7 @@ def check_of(function: HealthCheckFunction = lambda _: None, **changes: Any) -> 
     return HealthCheck(**(given | changes))
 
 
-# --- what may be answered ----------------------------------------------------------------------------------
+# --- results of checks -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [None, True])
@@ -222,15 +222,15 @@ def test_async_functions_are_detected() -> None:
 # --- the rounds --------------------------------------------------------------------------------------------
 
 
-class Looking:
-    """Rounds over some devices, and what the core would read of them."""
+class RunningChecks:
+    """Health checks that run on some devices, and the samples that the core reads."""
 
     def __init__(self, source: HostAndDriverSource, rounds: DriverCheckScheduler) -> None:
         self.source = source
         self.rounds = rounds
 
     def checks(self) -> dict[str, DriverCheckSample]:
-        """Samples of one check, by device name."""
+        """Return the samples of one check, by device name."""
         snapshot = self.source.read()
         assert snapshot is not None
         return {check.subject.rpartition("/")[2]: check for check in snapshot.checks}
@@ -247,9 +247,9 @@ class Looking:
 
 
 @asynccontextmanager
-async def looking(
+async def run_checks(
     *checks: HealthCheck, devices: Sequence[str] = ("d-0",), jitter: float = 1.0
-) -> AsyncIterator[Looking]:
+) -> AsyncIterator[RunningChecks]:
     host, source = UnmonitoredHostSource(), HostAndDriverSource(DRIVER)
     source.open(host)
     rounds = DriverCheckScheduler(DRIVER, "node-a", source, jitter=lambda: jitter)
@@ -258,14 +258,14 @@ async def looking(
         rounds.add_check(check)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rounds.run)
-        yield Looking(source, rounds)
+        yield RunningChecks(source, rounds)
         nursery.cancel_scope.cancel()
     source.close()
     host.close()
 
 
 async def test_check_has_no_passes_before_its_first_result(gate: threading.Event) -> None:
-    async with looking(check_of(lambda _: gate.wait(), timeout_s=5)) as found:
+    async with run_checks(check_of(lambda _: gate.wait(), timeout_s=5)) as found:
         sample = found.checks()["d-0"]
         assert (sample.check, sample.subject) == ("link", f"{DRIVER}/node-a/d-0")
         assert (sample.passes, sample.finding, sample.no_result_reason) == (0, None, "")
@@ -284,7 +284,7 @@ async def test_plain_checks_run_in_threads_and_async_checks_in_the_loop() -> Non
         await trio.lowlevel.checkpoint()
         seen["async"] = device, threading.current_thread()
 
-    async with looking(check_of(plain), check_of(in_loop, name="other")) as found:
+    async with run_checks(check_of(plain), check_of(in_loop, name="other")) as found:
         await found.until(lambda _: len(seen) == 2)
     assert {device for device, _ in seen.values()} == {Device("d-0")}
     assert seen["async"][1] is threading.current_thread()
@@ -297,7 +297,7 @@ async def test_finding_appears_and_disappears() -> None:
     def check(_: Device) -> Any:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    async with looking(check_of(check)) as found:
+    async with run_checks(check_of(check)) as found:
         await found.until(lambda checks: checks["d-0"].finding == BAD)
         good = await found.until(lambda checks: checks["d-0"].finding is None)
     assert good["d-0"].passes >= 3
@@ -337,7 +337,7 @@ async def raise_in_nursery(_: Device) -> None:
     ],
 )
 async def test_raising_check_has_no_result_and_harms_no_other(check: HealthCheckFunction, text: str) -> None:
-    async with looking(check_of(check)) as found:
+    async with run_checks(check_of(check)) as found:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
         found.rounds.run_now()
         again = await found.until(lambda checks: checks["d-0"].passes >= 2)
@@ -355,7 +355,7 @@ async def test_hung_check_is_not_called_again_but_its_periods_count(gate: thread
         called.set()
         gate.wait()
 
-    async with looking(check_of(hang, timeout_s=0.05, raise_after=3)) as found:
+    async with run_checks(check_of(hang, timeout_s=0.05, raise_after=3)) as found:
         silent = await found.until(lambda checks: checks["d-0"].passes >= 3)
         assert silent["d-0"].no_result_reason == "no answer within 0.05 s"
         assert called.wait(PATIENCE_S), "the thread may begin late"
@@ -374,7 +374,7 @@ async def test_check_whose_thread_begins_late_is_not_called_again(
         return await call_in_thread(lambda: gate.wait() and function(), name)
 
     monkeypatch.setattr("agent.embed.checks.call_in_thread", call_late)
-    async with looking(check_of(calls.append, timeout_s=0.05, raise_after=3)) as found:
+    async with run_checks(check_of(calls.append, timeout_s=0.05, raise_after=3)) as found:
         silent = await found.until(lambda checks: checks["d-0"].passes >= 3)
         assert silent["d-0"].no_result_reason == "no answer within 0.05 s"
         assert found.rounds.hung_calls(0) == ["health check link of device d-0"]
@@ -387,10 +387,10 @@ async def test_hung_device_delays_no_other(gate: threading.Event) -> None:
     hung = [f"hung-{number}" for number in range(MAX_THREADS + 4)]
     hangs = check_of(lambda _: gate.wait(), every_s=3600, timeout_s=0.2, devices=("hung-*",))
     other = check_of(name="other", every_s=3600, devices=("d-0",))
-    async with looking(hangs, other, devices=[*hung, "d-0"]) as found:
+    async with run_checks(hangs, other, devices=[*hung, "d-0"]) as found:
         seen = await found.until(lambda checks: all(check.passes for check in checks.values()))
     assert seen.pop("d-0").no_result_reason == ""
-    assert {one.no_result_reason for one in seen.values()} == {"no answer within 0.2 s"}
+    assert {sample.no_result_reason for sample in seen.values()} == {"no answer within 0.2 s"}
 
 
 async def test_plain_checks_run_up_to_the_thread_limit() -> None:
@@ -409,24 +409,24 @@ async def test_plain_checks_run_up_to_the_thread_limit() -> None:
             running -= 1
 
     devices = [f"d-{number}" for number in range(3 * MAX_THREADS)]
-    async with looking(check_of(check, every_s=3600, timeout_s=60), devices=devices) as found:
+    async with run_checks(check_of(check, every_s=3600, timeout_s=60), devices=devices) as found:
         await found.until(lambda checks: all(check.passes for check in checks.values()))
     assert most == MAX_THREADS
 
 
 async def test_check_without_a_thread_for_a_period_has_no_result(gate: threading.Event) -> None:
     devices = [f"d-{number}" for number in range(MAX_THREADS + 1)]
-    async with looking(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
+    async with run_checks(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
         seen = await found.until(lambda checks: any(check.no_result_reason for check in checks.values()))
         gate.set()
-    assert {one.no_result_reason for one in seen.values()} == {
+    assert {sample.no_result_reason for sample in seen.values()} == {
         "",
         "no free thread within 0.1 s: 16 health checks are running",
     }
 
 
 async def test_check_whose_thread_is_refused_has_no_result_until_the_next_run() -> None:
-    async with looking(check_of(lambda _: None)) as found:
+    async with run_checks(check_of(lambda _: None)) as found:
         await found.until(lambda checks: checks["d-0"].passes >= 1)
         with no_threads():
             seen = await found.until(lambda checks: bool(checks["d-0"].no_result_reason))
@@ -443,7 +443,7 @@ async def test_hung_async_check_is_cancelled_at_its_deadline() -> None:
         finally:
             cancelled.set()
 
-    async with looking(check_of(hang, timeout_s=0.05)) as found:
+    async with run_checks(check_of(hang, timeout_s=0.05)) as found:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
         with trio.fail_after(PATIENCE_S):
             await cancelled.wait()
@@ -465,7 +465,7 @@ async def test_uncancellable_async_check_delays_no_other() -> None:
 
     hangs = check_of(hang, timeout_s=0.05, raise_after=3, devices=("d-0",))
     other = check_of(answer, name="other", devices=("d-1",))
-    async with looking(hangs, other, devices=["d-0", "d-1"]) as found:
+    async with run_checks(hangs, other, devices=["d-0", "d-1"]) as found:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 3 and checks["d-1"].passes)
         assert calls == 1
         release.set()
@@ -484,7 +484,7 @@ async def test_only_counted_results_wake_the_core() -> None:
         await trio.lowlevel.checkpoint()
         return BAD
 
-    async with looking(check_of(check, raise_after=3, clear_after=2)) as found:
+    async with run_checks(check_of(check, raise_after=3, clear_after=2)) as found:
         for passes in (1, 2, 3):
             woken = await found.until(lambda checks, last=passes - 1: checks["d-0"].passes > last)
             assert woken["d-0"].passes == passes
@@ -511,7 +511,7 @@ async def test_runs_between_two_evaluations_are_counted_by_their_results() -> No
         return None if calls == 2 else BAD
 
     state = initial_state(EngineSettings("node-a"))
-    async with looking(check_of(check, raise_after=2)) as found:
+    async with run_checks(check_of(check, raise_after=2)) as found:
         for passes in (1, 3):
             await found.until(lambda checks, last=passes: checks["d-0"].passes == last)
             assert found.source.newest is not None
@@ -530,7 +530,7 @@ async def test_equal_runs_leave_out_runs_without_result() -> None:
             raise answer
         return answer
 
-    async with looking(check_of(check)) as found:
+    async with run_checks(check_of(check)) as found:
         store = found.source.update_check_sample
 
         def record(sample: DriverCheckSample, *, wake: bool) -> None:
@@ -549,7 +549,7 @@ async def test_requested_check_runs_now_and_wakes_the_core() -> None:
         calls.append(device.name)
 
     other = check_of(lambda _: None, name="other", every_s=3600, devices=("x-*",))
-    async with looking(check_of(check, every_s=3600), other, devices=["d-0", "d-1"]) as found:
+    async with run_checks(check_of(check, every_s=3600), other, devices=["d-0", "d-1"]) as found:
         await found.until(lambda checks: all(check.passes == 1 for check in checks.values()))
         found.rounds.run_now("link")
         await found.until(lambda checks: all(check.passes == 2 for check in checks.values()))
@@ -559,7 +559,7 @@ async def test_requested_check_runs_now_and_wakes_the_core() -> None:
 
 
 async def test_patterns_also_match_devices_added_later() -> None:
-    async with looking(check_of(devices=("gpu-*", "nic-0")), devices=["gpu-0", "disk-0"]) as found:
+    async with run_checks(check_of(devices=("gpu-*", "nic-0")), devices=["gpu-0", "disk-0"]) as found:
         assert set(found.checks()) == {"gpu-0"}
         found.rounds.add_devices(Device("gpu-1"), Device("nic-0"), Device("nic-1"))
         assert set(found.checks()) == {"gpu-0", "gpu-1", "nic-0"}
@@ -567,7 +567,7 @@ async def test_patterns_also_match_devices_added_later() -> None:
 
 
 async def test_removed_device_is_not_checked_any_more() -> None:
-    async with looking(check_of(lambda _: BAD), devices=["d-0", "d-1"]) as found:
+    async with run_checks(check_of(lambda _: BAD), devices=["d-0", "d-1"]) as found:
         await found.until(lambda checks: all(check.passes for check in checks.values()))
         found.rounds.remove_devices("d-0")
         assert set(found.checks()) == {"d-1"}
@@ -587,7 +587,7 @@ async def test_readded_device_is_not_called_twice_while_its_call_hangs(
         called.set()
         gate.wait()
 
-    async with looking(check_of(hang, timeout_s=0.05)) as found:
+    async with run_checks(check_of(hang, timeout_s=0.05)) as found:
         await found.until(lambda checks: checks["d-0"].no_result_reason)
         found.rounds.remove_devices("d-0")
         found.rounds.add_devices(Device("d-0"))
@@ -600,9 +600,9 @@ async def test_calls_of_removed_devices_are_forgotten_after_their_end(gate: thre
     def hang(device: Device) -> None:
         gate.wait()
 
-    async with looking(check_of(hang, timeout_s=0.05)) as found:
+    async with run_checks(check_of(hang, timeout_s=0.05)) as found:
         for number in range(3):
-            await found.until(lambda checks: any(one.no_result_reason for one in checks.values()))
+            await found.until(lambda checks: any(check.no_result_reason for check in checks.values()))
             found.rounds.remove_devices(f"d-{number}")
             found.rounds.add_devices(Device(f"d-{number + 1}"))
         await found.until(lambda checks: checks["d-3"].no_result_reason)
@@ -617,7 +617,7 @@ async def test_calls_of_removed_devices_are_forgotten_after_their_end(gate: thre
 
 
 async def test_duplicate_devices_and_checks_are_rejected() -> None:
-    async with looking(check_of()) as found:
+    async with run_checks(check_of()) as found:
         with pytest.raises(ConfigError, match="device 'd-0' exists already \\(in any pool\\)"):
             found.rounds.add_devices(Device("d-1"), Device("d-0"))
         with pytest.raises(ConfigError, match="device 'd-1' exists already"):
@@ -638,7 +638,7 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
             raise OSError(5, "Input/output error")
 
     with caplog.at_level(logging.DEBUG, logger="agent.embed.checks"):
-        async with looking(check_of(check, raise_after=3)) as found:
+        async with run_checks(check_of(check, raise_after=3)) as found:
             await found.until(lambda checks: checks["d-0"].passes >= 3)
             broken = False
             await found.until(lambda checks: not checks["d-0"].no_result_reason)
@@ -656,7 +656,7 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
 
 
 async def test_hung_calls_are_named_at_shutdown(gate: threading.Event) -> None:
-    async with looking(check_of(lambda _: gate.wait(), timeout_s=0.05)) as found:
+    async with run_checks(check_of(lambda _: gate.wait(), timeout_s=0.05)) as found:
         await found.until(lambda checks: checks["d-0"].no_result_reason)
     assert found.rounds.hung_calls(0) == ["health check link of device d-0"]
     gate.set()

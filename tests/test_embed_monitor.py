@@ -40,7 +40,7 @@ BAD: Final = unhealthy("demo.bad", "1 of 2", "replace it")
 
 
 def monitor_of(**changes: Any) -> Monitor:
-    """A monitor without hardware and without a memory, but for the changes."""
+    """Return a monitor without hardware and without stored state, unless the changes add them."""
     given = {"config": CONFIG, "hardware": False, "state_dir": None}
     return Monitor(DRIVER, **(given | changes))
 
@@ -49,7 +49,9 @@ def monitor_of(**changes: Any) -> Monitor:
 def core_threads() -> CoreThreads:
     """Return a function that lists the core threads of the test, without those of earlier tests."""
     before = threading.enumerate()
-    return lambda: [one for one in threading.enumerate() if one.name == "dh-core" and one not in before]
+    return lambda: [
+        thread for thread in threading.enumerate() if thread.name == "dh-core" and thread not in before
+    ]
 
 
 def fault(name: str) -> DriverFault:
@@ -57,7 +59,7 @@ def fault(name: str) -> DriverFault:
     return DriverFault(1, ref(name), "demo.dead", "it does not answer", "reseat it", time.time(), claim)
 
 
-# --- what it says ------------------------------------------------------------------------------------------
+# --- health of devices -------------------------------------------------------------------------------------
 
 
 def test_driver_without_devices_has_an_empty_report() -> None:
@@ -145,7 +147,7 @@ def test_raising_check_ends_no_thread() -> None:
         raise SystemExit(1)
 
     @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-2", raise_after=1)
-    async def speechless(_: Device) -> None:
+    async def raise_ending(_: Device) -> None:
         raise Ending
 
     @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-1", raise_after=1)
@@ -188,11 +190,11 @@ def test_check_decorator_returns_the_function() -> None:
 
     @monitor.check(every_s=1, timeout_s=1)
     def link(_: Device) -> bool:
-        """Looks."""
+        """Return that the link is up."""
         return True
 
     assert link(Device("d-0")) is True
-    assert link.__doc__ == "Looks."
+    assert link.__doc__ == "Return that the link is up."
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_invalid_arguments_are_rejected_at_once(make: Callable[[], object], text
         make()
 
 
-# --- for prepare handlers ----------------------------------------------------------------------------------
+# --- methods for prepare handlers --------------------------------------------------------------------------
 
 
 def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
@@ -254,7 +256,9 @@ def test_health_of_takes_every_way_to_name_a_device() -> None:
     device = DeviceRef(DRIVER, "pool-1", "d-0")
     with monitor:
         eventually(lambda: monitor.health_of(device) is not None, "d-0 is reported")
-        found = {monitor.health_of(one) for one in (device, "d-0", Device("d-0"), ClaimDevice("r", *device))}
+        found = {
+            monitor.health_of(name) for name in (device, "d-0", Device("d-0"), ClaimDevice("r", *device))
+        }
         assert None not in found
         assert monitor.health_of("d-1") is None
         with pytest.raises(TypeError, match="3 is not a device; pass a claim's device or a name"):
@@ -368,7 +372,7 @@ def test_without_hardware_the_host_is_unknown() -> None:
     assert not {name for name in new if name.startswith("dh-") and name != "dh-core"}
 
 
-# --- when it fails -----------------------------------------------------------------------------------------
+# --- failure of the core thread ----------------------------------------------------------------------------
 
 
 class BrokenClock:
@@ -383,7 +387,7 @@ class BrokenClock:
         return Instant(time.monotonic_ns(), time.time())
 
 
-def failed(monitor: Monitor) -> None:
+def wait_until_failed(monitor: Monitor) -> None:
     eventually(lambda: monitor.failure is not None, "the core fails")
 
 
@@ -398,7 +402,7 @@ def test_failed_core_makes_every_device_unknown() -> None:
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         clock.broken = True
-        failed(monitor)
+        wait_until_failed(monitor)
         for name in ("d-0", "d-1"):
             found = until(monitor, name, Health.UNKNOWN, "agent.failed")
             assert found.message.startswith("agent.failed: OSError. Advice: ")
@@ -457,7 +461,7 @@ def test_unopenable_sources_are_a_failure_without_exception(hardware: Any) -> No
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         monitor.start()
-        failed(monitor)
+        wait_until_failed(monitor)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "Too many open files" in str(monitor.failure)
@@ -469,13 +473,13 @@ def test_exception_of_on_error_is_logged(caplog: pytest.LogCaptureFixture) -> No
         raise SystemExit(1)
 
     with monitor_of(clock=BrokenClock(broken=True), on_error=raises) as monitor:
-        failed(monitor)
+        wait_until_failed(monitor)
         eventually(
             lambda: any("on_error raised" in record.getMessage() for record in caplog.records), "it is logged"
         )
 
 
-# --- in any program ----------------------------------------------------------------------------------------
+# --- embedding programs ------------------------------------------------------------------------------------
 
 
 def process_state() -> dict[str, object]:
@@ -515,19 +519,19 @@ def test_process_state_is_unchanged(hardware: Any) -> None:
 
 
 def test_two_monitors_are_independent(hardware: Any) -> None:
-    one, other = (
+    first, other = (
         monitor_of(**hardware),
         Monitor("other.example.com", config=CONFIG, hardware=False, state_dir=None),
     )
-    for monitor in (one, other):
+    for monitor in (first, other):
         monitor.add(Device("d-0"))
         monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
-    with one, other:
-        until(one, "d-0", Health.HEALTHY)
+    with first, other:
+        until(first, "d-0", Health.HEALTHY)
         eventually(lambda: other.report is not None and len(other.report.devices) == 1, "one device")
-        assert one.health_of(ref("d-0")._replace(driver="other.example.com")) is None
+        assert first.health_of(ref("d-0")._replace(driver="other.example.com")) is None
         assert other.health_of(ref("d-0")) is None
-        one.stop()
+        first.stop()
         assert other.is_up
 
 

@@ -67,7 +67,7 @@ def claim_of(asked: ClaimRef) -> Claim:
     return Claim(*asked, devices=(ClaimDevice("r", DRIVER, NODE, "gpu-0"),))
 
 
-def prepared(of: Claim) -> list[PreparedDevice]:
+def prepared_devices(of: Claim) -> list[PreparedDevice]:
     return [
         PreparedDevice(pool=device.pool, device=device.device, cdi_ids=(f"example.com/gpu={of.uid}",))
         for device in of.devices
@@ -88,7 +88,7 @@ class Driver:
         self.threads.add(threading.current_thread().name)
         if behaviour := self.behaviour.get(of.name):
             behaviour()
-        return prepared(of)
+        return prepared_devices(of)
 
     def unprepare(self, asked: ClaimRef) -> None:
         self.unprepared.append(asked.name)
@@ -96,21 +96,21 @@ class Driver:
             behaviour()
 
 
-def raising(error: BaseException) -> Callable[[], object]:
+def error_raiser(error: BaseException) -> Callable[[], object]:
     def behave() -> object:
         raise error
 
     return behave
 
 
-def ours() -> set[threading.Thread]:
-    """All threads of the library, of other tests too."""
-    return {one for one in threading.enumerate() if one.name.startswith("dh-")}
+def library_threads() -> set[threading.Thread]:
+    """Return all threads of the library, also those of other tests."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("dh-")}
 
 
 def threads(name: str, ignored: Collection[threading.Thread] = ()) -> int:
     """Return the number of threads with this name, without those of other tests that are `ignored`."""
-    return sum(one.name == name for one in threading.enumerate() if one not in ignored)
+    return sum(thread.name == name for thread in threading.enumerate() if thread not in ignored)
 
 
 @pytest.fixture
@@ -129,11 +129,11 @@ def monitor(kubelet_dir: Path) -> Iterator[Monitor]:
 def new_monitor(kubelet_dir: Path, config: Config | None = None) -> Monitor:
     monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state", config=config)
     monitor.add(Device("gpu-0", pool=NODE))
-    monitor.check(every_s=0.1, timeout_s=PATIENCE_S)(well)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S)(is_well)
     return monitor
 
 
-def well(device: Device) -> bool:
+def is_well(device: Device) -> bool:
     return True
 
 
@@ -149,14 +149,14 @@ def server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> Iterator[Plug
 
 
 @contextmanager
-def serving(
+def serve_driver(
     monitor: Monitor,
     driver: Any,
     kubelet_dir: Path,
     claims: Callable[[ClaimRef], Any] = claim_of,
     **options: Any,
 ) -> Iterator[Kubelet]:
-    """A server of that driver, and a kubelet that calls it."""
+    """Serve a driver, and yield a kubelet that calls it."""
     with (
         PluginServer(monitor, driver, get_claim=claims, kubelet_dir=kubelet_dir, **options) as server,
         Kubelet(server.paths.service) as kubelet,
@@ -170,7 +170,7 @@ def kubelet(server: PluginServer) -> Iterator[Kubelet]:
         yield kubelet
 
 
-# --- what a kubelet sees ------------------------------------------------------------------------------------
+# --- answers to the kubelet ---------------------------------------------------------------------------------
 
 
 def test_claim_is_fetched_prepared_and_unprepared(driver: Driver, kubelet: Kubelet) -> None:
@@ -199,9 +199,9 @@ def test_health_and_prepares_use_the_same_device_names(
 
 def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     driver.behaviour = {
-        "bad": raising(BadConfigError("no such mode")),
-        "bug": raising(KeyError("mode")),
-        "busy": raising(TransientError("is busy", retry_after_s=3600)),
+        "bad": error_raiser(BadConfigError("no such mode")),
+        "bug": error_raiser(KeyError("mode")),
+        "busy": error_raiser(TransientError("is busy", retry_after_s=3600)),
     }
     answers = kubelet.prepare(claim("bad"), claim("bug"), claim("busy"), claim("good"))
     assert "class=bad-config code=config.invalid" in answers["uid-bad"].error
@@ -218,7 +218,7 @@ def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Drive
 
 
 def test_cached_failure_is_answered_without_calling_the_driver(driver: Driver, kubelet: Kubelet) -> None:
-    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
+    driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
     first, second = (kubelet.prepare(claim("bad"))["uid-bad"].error for _ in range(2))
     assert first == second
     assert driver.prepared == ["bad"]
@@ -241,7 +241,7 @@ def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
 ) -> None:
     """On one connection the order of frames is the order of delivery."""
     until(monitor, "gpu-0", Health.HEALTHY)
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     request = encode_field(1, encode_field(1, b"ns") + encode_field(2, b"uid-a") + encode_field(3, b"a"))
     with RawClient(server.paths.service) as client:
         client.call(1)
@@ -262,8 +262,8 @@ def test_failed_device_is_tainted_before_the_kubelet_gets_the_error(kubelet_dir:
     published: list[set[str]] = []
     driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=10))
     monitor.on_taints(lambda taints: published.append(tainted_devices(taints)))
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
-    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
+    with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         eventually(lambda: published, "the first call, which no later one may follow at once")
         assert "it smokes" in kubelet.prepare(claim("a"))["uid-a"].error
@@ -276,9 +276,9 @@ def test_hung_taint_callback_delays_the_error_within_its_limit(
     release = threading.Event()
     driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=0.1))
     monitor.on_taints(lambda taints: release.wait())
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     try:
-        with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+        with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
             until(monitor, "gpu-0", Health.HEALTHY)
             assert "it smokes" in kubelet.prepare(claim("a"))["uid-a"].error
             assert f"device {DRIVER}/{NODE}/gpu-0: taint not published within 0.1 s" in caplog.text
@@ -319,7 +319,7 @@ def test_fault_that_the_engine_is_about_to_find_is_in_the_first_text(
 
     driver.behaviour["a"] = break_link
     monitor = checked_monitor(kubelet_dir, link)
-    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+    with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         first, second = (kubelet.prepare(claim("a"))["uid-a"].error for _ in range(2))
     assert "class=failed-device code=card.link" in first
@@ -336,7 +336,7 @@ def test_unconfirmed_fault_of_a_check_keeps_the_failures_class(kubelet_dir: Path
 
     driver.behaviour["a"] = disturb_link
     monitor = checked_monitor(kubelet_dir, link)
-    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+    with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         assert "code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
         assert link.states == ["up"], "the check ran until the fault was not confirmed"
@@ -349,11 +349,11 @@ def tainted_devices(taints: Taints) -> set[str]:
 
 def test_dead_device_does_not_block_the_unprepare(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     kubelet.prepare(claim("a"))
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
-    driver.behaviour["b"] = raising(TransientError("is busy"))
+    driver.behaviour["b"] = error_raiser(TransientError("is busy"))
     kubelet.prepare(claim("c"))
-    driver.behaviour["c"] = raising(OSError("no idea"))
+    driver.behaviour["c"] = error_raiser(OSError("no idea"))
     assert kubelet.unprepare(claim("b"))["uid-b"].error != "", "the ledger has no dead device of it"
 
 
@@ -365,7 +365,7 @@ def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> 
             raise BadConfigError("no such mode", code="config.conflict")
 
     driver = Judging()
-    with serving(monitor, driver, kubelet_dir) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir) as kubelet:
         assert "code=config.conflict" in kubelet.prepare(claim("a"))["uid-a"].error
     (outcome,) = monitor.tracker.outcomes()
     assert outcome.verdict is not None
@@ -393,7 +393,7 @@ def test_invalid_answer_is_a_driver_bug(
         def prepare(self, of: Claim) -> Any:
             return answer
 
-    with serving(monitor, DriverWithInvalidAnswer(), kubelet_dir) as kubelet:
+    with serve_driver(monitor, DriverWithInvalidAnswer(), kubelet_dir) as kubelet:
         error = kubelet.prepare(claim("a"))["uid-a"].error
     assert "class=unknown code=driver.bug.answer" in error
     assert words in error
@@ -409,7 +409,7 @@ def test_exceptions_of_the_claims_function_are_classified(
             return claim_of(asked._replace(uid="another"))
         return "no claim"  # type: ignore[return-value]
 
-    with serving(monitor, driver, kubelet_dir, fetch, serialize=False) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, fetch, serialize=False) as kubelet:
         answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"))
     assert "class=transient code=api.429" in answers["uid-refused"].error
     assert "class=transient code=" in answers["uid-other"].error
@@ -445,12 +445,12 @@ async def refuse_all_addresses() -> None:
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
-        (raising(HttpError(404)), "claim.not_found"),
-        (raising(HttpError(429)), "api.429"),
-        (raising(HttpError(503)), "api.5xx"),
-        (raising(TimeoutError()), "api.timeout"),
-        (raising(ConnectionResetError()), "api.unreachable"),
-        (raising(socket.gaierror(-2, "Name or service not known")), "api.unreachable"),
+        (error_raiser(HttpError(404)), "claim.not_found"),
+        (error_raiser(HttpError(429)), "api.429"),
+        (error_raiser(HttpError(503)), "api.5xx"),
+        (error_raiser(TimeoutError()), "api.timeout"),
+        (error_raiser(ConnectionResetError()), "api.unreachable"),
+        (error_raiser(socket.gaierror(-2, "Name or service not known")), "api.unreachable"),
         (refuse_connection, "api.unreachable"),
         (refuse_async_connection, "api.unreachable"),
         (refuse_all_addresses, "api.unreachable"),
@@ -462,8 +462,8 @@ def test_failed_fetch_is_classified_as_a_call_of_the_api_server(
     def fetch(asked: ClaimRef) -> Any:
         return failure() if asked.name == "unread" else claim_of(asked)
 
-    driver.behaviour["bad"] = raising(BadConfigError("ends the retries"))
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    driver.behaviour["bad"] = error_raiser(BadConfigError("ends the retries"))
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         error = kubelet.prepare(claim("unread"), claim("bad"))["uid-unread"].error
     assert f"class=transient code={code} " in error
 
@@ -471,14 +471,16 @@ def test_failed_fetch_is_classified_as_a_call_of_the_api_server(
 def test_failed_fetch_with_a_missing_permission_is_permanent(
     monitor: Monitor, driver: Driver, kubelet_dir: Path
 ) -> None:
-    with serving(monitor, driver, kubelet_dir, lambda _: raising(HttpError(403))()) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, lambda _: error_raiser(HttpError(403))()) as kubelet:
         assert "class=permanent code=api.forbidden " in kubelet.prepare(claim("a"))["uid-a"].error
 
 
 def test_exception_in_get_claim_is_classified_as_a_driver_bug(
     monitor: Monitor, driver: Driver, kubelet_dir: Path
 ) -> None:
-    with serving(monitor, driver, kubelet_dir, lambda _: raising(KeyError("metadata"))()) as kubelet:
+    with serve_driver(
+        monitor, driver, kubelet_dir, lambda _: error_raiser(KeyError("metadata"))()
+    ) as kubelet:
         assert "class=unknown code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
 
 
@@ -490,7 +492,7 @@ def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, ku
             raise left.pop()
         return claim_of(asked)
 
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
@@ -498,7 +500,7 @@ def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, ku
 def test_no_handler_ends_the_server(
     driver: Driver, server: PluginServer, kubelet: Kubelet, error: Any
 ) -> None:
-    driver.behaviour["a"] = raising(error)
+    driver.behaviour["a"] = error_raiser(error)
     text = kubelet.prepare(claim("a"))["uid-a"].error
     assert "class=unknown code=driver." in text
     assert type(error).__name__ in text
@@ -506,7 +508,7 @@ def test_no_handler_ends_the_server(
     assert server.failure is None
 
 
-# --- turns --------------------------------------------------------------------------------------------------
+# --- order of calls -----------------------------------------------------------------------------------------
 
 
 def test_driver_is_called_for_one_claim_at_a_time(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
@@ -520,7 +522,7 @@ def test_driver_is_called_for_one_claim_at_a_time(monitor: Monitor, driver: Driv
     names = [f"c{n}" for n in range(20)]
     driver.behaviour = dict.fromkeys(names, behave)
     for call in (kubelet.prepare, kubelet.unprepare):
-        assert {one.error for one in call(*map(claim, names)).values()} == {""}
+        assert {answer.error for answer in call(*map(claim, names)).values()} == {""}
 
 
 @pytest.fixture
@@ -533,11 +535,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Kubelet) -> None:
     holders = ["b"]
 
-    def overlap() -> None:
+    def fail_on_overlap() -> None:
         if holders:
             raise TransientError(f"is still held by {holders}", code="cpu.overlap")
 
-    driver.behaviour = {"a": overlap, "b": holders.clear}
+    driver.behaviour = {"a": fail_on_overlap, "b": holders.clear}
     waiting = kubelet.prepare_async(claim("a"))
     eventually(lambda: len(driver.prepared) > 1, "it is tried again")
     assert not waiting.done()
@@ -548,8 +550,8 @@ def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Ku
 def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
     """The pod cannot start: a retry would only delay the error that says what to change."""
     driver.behaviour = {
-        "bad": raising(BadConfigError("no such mode")),
-        "busy": raising(TransientError("is busy", code="cpu.overlap")),
+        "bad": error_raiser(BadConfigError("no such mode")),
+        "busy": error_raiser(TransientError("is busy", code="cpu.overlap")),
     }
     answers = kubelet.prepare(claim("busy"), claim("good"), claim("bad"), timeout_s=20)
     assert answers["uid-good"].error == ""
@@ -559,7 +561,7 @@ def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Ku
 
 
 def test_invalid_claim_of_a_call_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
-    driver.behaviour["busy"] = raising(TransientError("is busy", code="cpu.overlap"))
+    driver.behaviour["busy"] = error_raiser(TransientError("is busy", code="cpu.overlap"))
     answers = kubelet.prepare(claim("busy"), ClaimRef("ns", "", "uid-nameless"), timeout_s=20)
     assert "code=cpu.overlap" in answers["uid-busy"].error
     assert "name: is empty" in answers["uid-nameless"].error
@@ -573,8 +575,8 @@ def test_failure_in_a_fetch_ends_with_the_other_claims(
             raise TransientError("too many requests", code="api.429")
         return claim_of(asked)
 
-    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         answers = kubelet.prepare(claim("unread"), claim("bad"), timeout_s=20)
     assert "code=api.429" in answers["uid-unread"].error
 
@@ -584,11 +586,11 @@ def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, 
     """Another call with a failed claim shares the run, and does not end it."""
     release = threading.Event()
 
-    def overlap() -> None:
+    def fail_on_overlap() -> None:
         if not release.is_set():
             raise TransientError("is busy", code="cpu.overlap")
 
-    driver.behaviour = {"busy": overlap, "bad": raising(BadConfigError("no such mode"))}
+    driver.behaviour = {"busy": fail_on_overlap, "bad": error_raiser(BadConfigError("no such mode"))}
     waiting = kubelet.prepare_async(claim("busy"), claim("good"))
     eventually(lambda: "busy" in driver.prepared, "the first try")
     other = kubelet.prepare_async(claim("busy"), claim("bad"))
@@ -608,7 +610,7 @@ def test_unfetchable_claim_delays_no_other(monitor: Monitor, driver: Driver, kub
             release.wait()
         return claim_of(asked)
 
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         slow = kubelet.prepare_async(claim("slow"))
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         release.set()
@@ -681,7 +683,7 @@ class AsyncDriver:
         await self._note()
         if of.name == "bad":
             raise BadConfigError("no such mode")
-        return prepared(of)
+        return prepared_devices(of)
 
     async def unprepare(self, asked: ClaimRef) -> None:
         await self._note()
@@ -760,7 +762,7 @@ def test_async_functions_without_a_loop_get_a_new_one(kubelet_dir: Path) -> None
 
 
 def test_plain_functions_run_in_claim_threads_in_any_program(kubelet_dir: Path, driver: Driver) -> None:
-    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
+    driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
 
     async def main() -> None:
         monitor = new_monitor(kubelet_dir)
@@ -799,7 +801,7 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
         async def prepare(self, of: Claim) -> Sequence[PreparedDevice]:
             self.begun = True
             release.wait()  # noqa: ASYNC251, RUF100  # on purpose: it holds up its whole loop
-            return prepared(of)
+            return prepared_devices(of)
 
     driver = Blocking(lambda: asyncio.sleep(0))
 
@@ -852,13 +854,13 @@ def test_driver_with_an_ended_loop_is_unavailable(kubelet_dir: Path, monitor: Mo
 def test_loop_end_during_a_prepare_is_transient() -> None:
     begun = threading.Event()
 
-    async def never() -> None:
+    async def wait_forever() -> None:
         begun.set()
         await asyncio.Event().wait()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
         host = DriverCallbackRunner()
-        call = pool.submit(host.call, never)
+        call = pool.submit(host.call, wait_forever)
         await asyncio.to_thread(begun.wait)
         return call
 
@@ -871,12 +873,12 @@ def test_loop_end_during_a_prepare_is_transient() -> None:
 def test_loop_close_during_a_prepare_is_transient() -> None:
     begun = threading.Event()
 
-    async def never() -> None:
+    async def wait_forever() -> None:
         begun.set()
         await asyncio.get_running_loop().create_future()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
-        call = pool.submit(DriverCallbackRunner().call, never)
+        call = pool.submit(DriverCallbackRunner().call, wait_forever)
         await asyncio.to_thread(begun.wait)
         return call
 
@@ -893,7 +895,7 @@ def test_loop_close_during_a_prepare_is_transient() -> None:
 
 
 def test_stop_during_start_leaves_no_server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
-    before = ours()
+    before = library_threads()
     for number in range(20):
         server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
         starting = KUBELETS.submit(server.start)
@@ -982,7 +984,7 @@ def test_running_calls_finish_before_the_stop(server: PluginServer, driver: Driv
 
 
 def test_claim_after_the_stop_does_not_begin(server: PluginServer, driver: Driver, kubelet: Kubelet) -> None:
-    before, release = ours(), threading.Event()
+    before, release = library_threads(), threading.Event()
     driver.behaviour["slow"] = release.wait
     slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
@@ -1026,7 +1028,7 @@ def test_state_is_saved_below_the_kubelets_directory(
     kubelet_dir: Path, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kubelet's directory is given once, to the monitor."""
-    driver.behaviour["a"] = raising(BadConfigError("no such mode"))
+    driver.behaviour["a"] = error_raiser(BadConfigError("no such mode"))
     with (
         Monitor(DRIVER, hardware=False, kubelet_dir=kubelet_dir) as monitor,
         PluginServer(monitor, driver, get_claim=claim_of) as server,
@@ -1043,7 +1045,7 @@ def test_hung_driver_is_abandoned_and_not_called_again(
     server: PluginServer, driver: Driver, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 0.5)  # the call has half a second
-    before, release = ours(), threading.Event()
+    before, release = library_threads(), threading.Event()
 
     def behave() -> None:
         release.wait()
@@ -1063,7 +1065,7 @@ def test_abandoned_prepare_does_not_go_on_after_the_next_start(
     monitor: Monitor, driver: Driver, kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 0.5)  # the call has half a second
-    before, release, fetched = ours(), threading.Event(), list[str]()
+    before, release, fetched = library_threads(), threading.Event(), list[str]()
 
     def fetch(asked: ClaimRef) -> Claim:
         fetched.append(asked.name)
@@ -1118,14 +1120,14 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
 
 
 def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
-    before = ours()
+    before = library_threads()
     with pytest.raises(ConfigError, match="does not exist; set the kubelet's directory with"):
         PluginServer(
             monitor, driver, get_claim=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))
         ).start()
     with pytest.raises(ConfigError, match="is relative; give --kubelet-dir an absolute path"):
         PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=Path("kubelet"))
-    eventually(lambda: ours() <= before, "no thread is left")
+    eventually(lambda: library_threads() <= before, "no thread is left")
 
 
 def test_registration_status_reaches_the_driver(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
@@ -1154,7 +1156,7 @@ def test_process_state_is_unchanged(monitor: Monitor, driver: Driver, kubelet_di
         return (signals, logging_, type(event_loop_policy()), sys.getswitchinterval())
 
     before = state()
-    with serving(monitor, driver, kubelet_dir) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir) as kubelet:
         kubelet.prepare(claim("a"))
         assert state() == before
     assert state() == before
@@ -1233,7 +1235,7 @@ def test_run_raises_the_failure_of_the_server(kubelet_dir: Path, driver: Driver)
 def test_logging_handler_that_raises_ends_no_server(
     monitor: Monitor, driver: Driver, server: PluginServer, kubelet: Kubelet
 ) -> None:
-    driver.behaviour["a"] = raising(BadConfigError("3 of 2"))
+    driver.behaviour["a"] = error_raiser(BadConfigError("3 of 2"))
     with broken_log_handler(logging.DEBUG):
         server.paths.service.unlink()  # the server logs a warning, and creates the socket again
         eventually(lambda: server.paths.service.exists(), "the socket exists again")

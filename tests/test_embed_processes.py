@@ -85,7 +85,7 @@ class Program:
         self.process.wait()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Signals it; returns its exit code and what it wrote on standard error, once it has ended.
+        """Send the driver a signal; return its exit code and standard error, once it has ended.
 
         Not the lines SLOW, up to 30 s, and LATE, which a busy machine causes.
         """
@@ -113,7 +113,7 @@ def kubelet(request: pytest.FixtureRequest, root: Path) -> Iterator[FakeKubelet]
 def allocate(
     root: Path, name: str, device: str, driver: str = CARD, parameters: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A claim that was given a device, in the API server and in the file that the driver reads."""
+    """Return a claim with an allocated device, and write the file that the driver reads."""
     opaque = {"driver": driver, "parameters": parameters}
     config = [{"source": "FromClaim", "requests": [], "opaque": opaque}] if parameters else []
     found = allocated_claim(name, f"uid-{name}", ("it", driver, NODE, device), pods=[name], config=config)
@@ -124,7 +124,7 @@ def allocate(
 def run_pod(
     kubelet: FakeKubelet, name: str, device: str, driver: str = CARD, parameters: dict[str, Any] | None = None
 ) -> Pod:
-    """A pod of a claim, both of that name."""
+    """Run a pod with a claim of the same name."""
     kubelet.add_claim(allocate(kubelet.root, name, device, driver, parameters))
     pod = Pod(name, {"it": name}, {"main": ("it",)})
     kubelet.run_pod(pod)
@@ -132,17 +132,17 @@ def run_pod(
 
 
 def wait_for_pod_message(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
-    """The message of a pod's only device, once its status has it as that."""
+    """Return the message of a pod's only device, once the pod's status has the device with this health."""
 
-    def found() -> list[str]:
+    def find_messages() -> list[str]:
         entries = kubelet.pod_status(pod).resources.get("main", {}).get("claim:it", ())
         return [f"{entry.message}." for entry in entries if entry.health == health]
 
-    return kubelet.wait_for(found, f"{health} in the status of {pod.uid}")[0][:-1]
+    return kubelet.wait_for(find_messages, f"{health} in the status of {pod.uid}")[0][:-1]
 
 
-def nothing_is_left(root: Path) -> None:
-    """No socket, and no file by which an instance is known."""
+def assert_nothing_left(root: Path) -> None:
+    """Assert that no socket and no file of an instance is left."""
     assert [path for path in root.rglob("*") if path.is_socket() or path.name.startswith("instance-")] == []
 
 
@@ -162,7 +162,7 @@ def test_trio_program_prepares_checks_and_ends_in_its_own_loop(root: Path, kubel
         kubelet.wait_gone(pod)
         assert list((root / "cdi").iterdir()) == []
         assert driver.end() == (0, "")
-        nothing_is_left(root)
+        assert_nothing_left(root)
 
 
 def test_trio_program_handles_ctrl_c_itself(root: Path, kubelet: FakeKubelet) -> None:
@@ -171,7 +171,7 @@ def test_trio_program_handles_ctrl_c_itself(root: Path, kubelet: FakeKubelet) ->
         code, errors = driver.end(signal.SIGINT)
         assert code == 1
         assert "| KeyboardInterrupt" in errors, "Trio raises it, and the program does not catch it"
-        nothing_is_left(root)
+        assert_nothing_left(root)
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
         assert len(slow) == len(errors.splitlines()), errors
         [held] = [found for found in slow if float(found[2]) >= 30]
         assert "agent/embed/callback_runner.py" in held[1]
-        nothing_is_left(root)
+        assert_nothing_left(root)
 
 
 def test_invalid_parameters_are_named_in_the_pods_event(root: Path, kubelet: FakeKubelet) -> None:
@@ -228,7 +228,7 @@ def test_invalid_parameters_are_named_in_the_pods_event(root: Path, kubelet: Fak
 
 
 def config_of(root: Path) -> PlainSysfs:
-    """A machine of plain files for the driver of hugepages, and the configuration that names it."""
+    """Write a machine of plain files for the driver of hugepages, and the configuration that names it."""
     (root / "cgroup").mkdir()
     (root / "kmsg").touch()
     sysfs = PlainSysfs(root / "sys")
@@ -259,20 +259,20 @@ def test_plain_program_ends_on_a_signal_and_removes_its_sockets(
         code, log = driver.end(number)
         assert code == 0
         assert "Traceback" not in log
-        nothing_is_left(root)
+        assert_nothing_left(root)
 
 
 def test_driver_with_all_its_work_at_the_api_server(
     root: Path, kubelet: FakeKubelet, kube_api: FakeKubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Claims from the API server, slices with taints to it, and an end on SIGTERM, in 60 lines."""
+    """The driver reads claims from the API server, writes slices with taints, and ends on SIGTERM."""
     assert len((EMBEDDED / "cluster_driver.py").read_text().splitlines()) <= 60
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(root / "kubeconfig", kube_api, token="driver")))
     kube_api.add_node(NODE)
     for name, device in (("a", "card-0"), ("b", "card-1")):
         kube_api.add_claim(allocate(root, name, device))
 
-    def tainted() -> list[str]:
+    def tainted_devices() -> list[str]:
         devices = [device for obj in kube_api.slices(CARD) for device in obj["spec"]["devices"]]
         return [device["name"] for device in devices if device.get("taints")]
 
@@ -285,13 +285,13 @@ def test_driver_with_all_its_work_at_the_api_server(
         failed = run_pod(kubelet, "b", "card-1")
         [event] = kubelet.wait_for(lambda: kubelet.events_of(failed), "an event")
         assert "class=failed-device code=card.link" in event.message
-        kubelet.wait_for(lambda: tainted() == ["card-1"], "taint")  # the prepare waits 2 s for it
+        kubelet.wait_for(lambda: tainted_devices() == ["card-1"], "taint")  # the prepare waits 2 s for it
         kube_api.wipe(CARD)
-        kubelet.wait_for(lambda: tainted() == ["card-1"], "slice is published again")
+        kubelet.wait_for(lambda: tainted_devices() == ["card-1"], "slice is published again")
         code, errors = driver.end()
         assert (code, "Traceback" in errors, "Warning" in errors) == (0, False, False), errors
-    nothing_is_left(root)
-    assert tainted() == ["card-1"]
+    assert_nothing_left(root)
+    assert tainted_devices() == ["card-1"]
     assert {call.token for call in kube_api.calls} == {"Bearer driver"}
 
 
@@ -302,7 +302,7 @@ def test_threaded_program_leaves_nothing_after_its_stop(root: Path, kubelet: Fak
     with monitor, server:
         kubelet.wait_registered(PAGES)
         kubelet.wait_running(run_pod(kubelet, "a", "pages-0", PAGES))
-    nothing_is_left(root)
+    assert_nothing_left(root)
     kubelet.stop()
     # Trio keeps a thread that has nothing to do for ten seconds
     eventually(lambda: set(threading.enumerate()) <= before, "no thread is left")
@@ -312,7 +312,7 @@ def test_threaded_program_leaves_nothing_after_its_stop(root: Path, kubelet: Fak
 
 
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def generated_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the kubelet's proto files with protoc, as a driver's author does."""
     out = tmp_path_factory.mktemp("generated")
     plugin = Path(sys.executable).with_name("protoc-gen-grpclib_python")
@@ -323,9 +323,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_own_server_serves_health_next_to_its_own_messages(
-    root: Path, kubelet: FakeKubelet, generated: Path
+    root: Path, kubelet: FakeKubelet, generated_code: Path
 ) -> None:
-    with Program(root, "own_server_driver.py", path=generated) as driver:
+    with Program(root, "own_server_driver.py", path=generated_code) as driver:
         kubelet.wait_registered(CARD)
         pod = run_pod(kubelet, "a", "card-0")
         kubelet.wait_running(pod)
@@ -365,7 +365,7 @@ def test_codec_encodes_messages_of_the_drivers_services() -> None:
     assert codec.encode(b"encoded already", Own) == b"encoded already"
 
 
-# --- a handler and no server --------------------------------------------------------------------------------
+# --- handlers without a plugin server -----------------------------------------------------------------------
 
 
 def test_verdicts_of_a_decorated_handler_are_listed_after_the_end(root: Path) -> None:
@@ -384,8 +384,10 @@ def test_verdicts_of_a_decorated_handler_are_listed_after_the_end(root: Path) ->
     assert errors == ""
     listed = prepares(again)
     assert listed["default/good"]["verdict"] is None
-    verdicts = {name: one["verdict"] for name, one in listed.items() if one["verdict"]}
-    assert {name: (one["class"], one["code"], one["count"]) for name, one in verdicts.items()} == {
+    verdicts = {name: entry["verdict"] for name, entry in listed.items() if entry["verdict"]}
+    assert {
+        name: (verdict["class"], verdict["code"], verdict["count"]) for name, verdict in verdicts.items()
+    } == {
         "default/asks-too-much": ("bad-config", "config.invalid", 1),
         "default/early": ("transient", "card.training", 1),
     }
@@ -398,7 +400,7 @@ def prepares(root: Path) -> dict[str, Any]:
     return {f"{claim['namespace']}/{claim['name']}": claim for claim in json.loads(done.stdout)["claims"]}
 
 
-# --- whatever kind of program it is -------------------------------------------------------------------------
+# --- kinds of programs --------------------------------------------------------------------------------------
 
 
 class BrokenClock:
@@ -438,7 +440,7 @@ States = list[dict[str, Any]]
 """Process states in the program's loop: before, within and after."""
 
 
-def in_trio(parts: Sequence[Part], act: Callable[[], object]) -> States:
+def run_in_trio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     states: States = []
 
     async def main() -> None:
@@ -457,7 +459,7 @@ def in_trio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     return states
 
 
-def in_asyncio(parts: Sequence[Part], act: Callable[[], object]) -> States:
+def run_in_asyncio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     states: States = []
 
     async def main() -> None:
@@ -473,7 +475,7 @@ def in_asyncio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     return states
 
 
-def in_threads(parts: Sequence[Part], act: Callable[[], object]) -> States:
+def run_in_threads(parts: Sequence[Part], act: Callable[[], object]) -> States:
     states = [process_state()]
     with ExitStack() as stack:
         for part in parts:
@@ -484,7 +486,7 @@ def in_threads(parts: Sequence[Part], act: Callable[[], object]) -> States:
 
 
 Host = Callable[[Sequence[Part], Callable[[], object]], States]
-HOSTS: Final[dict[str, Host]] = {"trio": in_trio, "asyncio": in_asyncio, "threads": in_threads}
+HOSTS: Final[dict[str, Host]] = {"trio": run_in_trio, "asyncio": run_in_asyncio, "threads": run_in_threads}
 
 
 @pytest.fixture(params=HOSTS)
@@ -526,7 +528,7 @@ def test_process_state_is_unchanged(host: Host, root: Path, hardware: bool) -> N
         before, within, after = host([monitor, server], whole_life)
     assert within == before
     assert after == before
-    nothing_is_left(root)
+    assert_nothing_left(root)
 
 
 def test_core_failure_is_logged_and_the_driver_continues(host: Host, root: Path) -> None:
@@ -566,7 +568,7 @@ def test_two_monitors_in_one_process_are_independent(host: Host, root: Path) -> 
         assert monitors[1].is_up
 
     host([*monitors, *servers], life)
-    nothing_is_left(root)
+    assert_nothing_left(root)
 
 
 async def _for_ever_in_trio() -> None:
@@ -594,7 +596,7 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
         await trio.to_thread.run_sync(looking.wait)
         await trio.to_thread.run_sync(gate.wait)  # cannot be cancelled
 
-    in_loop = {in_trio: _for_ever_in_trio, in_asyncio: _for_ever_in_asyncio}
+    in_loop = {run_in_trio: _for_ever_in_trio, run_in_asyncio: _for_ever_in_asyncio}
     cards = Cards(hang=in_loop.get(host, gate.wait))
     server = server_of(monitor, cards)
     ended = []
@@ -609,14 +611,14 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
         host([monitor, server], life)
         assert not gate.is_set()
         assert ended[0].exception().code() is grpc.StatusCode.UNAVAILABLE
-        nothing_is_left(root)
+        assert_nothing_left(root)
         assert not monitor.stop(), "it says that something was left behind"
         gate.set()
         looking.abort()  # a check that began again meanwhile ends, too
         eventually(lambda: not stacks_of_threads("dh-", before), lambda: stacks_of_threads("dh-", before))
 
 
-# --- a host that does not stop what it started --------------------------------------------------------------
+# --- programs that end without a stop -----------------------------------------------------------------------
 
 CARELESS: Final = """
 import asyncio, gc, sys, time
@@ -663,8 +665,8 @@ if end == "forgets":
 
 
 @contextlib.contextmanager
-def careless(root: Path, end: str, hardware: bool) -> Iterator[subprocess.Popen[str]]:
-    """A driver that has begun, watches a check that hangs, and is asked for a prepare that hangs."""
+def start_careless_driver(root: Path, end: str, hardware: bool) -> Iterator[subprocess.Popen[str]]:
+    """Start a driver with a health check that hangs, and call a prepare that hangs."""
     command = [sys.executable, "-W", "error", "-c", CARELESS, str(root), str(hardware), end]
     pipe = subprocess.PIPE
     with (
@@ -681,7 +683,7 @@ def careless(root: Path, end: str, hardware: bool) -> Iterator[subprocess.Popen[
 
 
 def log_lines(errors: str) -> list[str]:
-    """The lines of standard error, but for the warning that a check hangs, and those of a busy machine."""
+    """Return the lines of standard error without warnings of a hung check and of a busy machine."""
     lines = LATE.sub("", errors).splitlines()
     return [line for line in lines if not line.startswith("health check hangs of device card-0: ")]
 
@@ -701,7 +703,7 @@ def log_lines(errors: str) -> list[str]:
 def test_program_without_stop_ends_all_the_same(
     root: Path, end: str, code: int, words: str, hardware: bool
 ) -> None:
-    with careless(root, end, hardware) as process:
+    with start_careless_driver(root, end, hardware) as process:
         _, errors = process.communicate("\n", timeout=PATIENCE_S)
         assert process.returncode == code
         assert log_lines(errors)[-1:] == ([words] if words else [])
@@ -716,13 +718,13 @@ def test_program_without_stop_ends_all_the_same(
 
 @pytest.mark.parametrize("hardware", [False, True])
 def test_program_without_a_handler_ends_by_the_signal(root: Path, hardware: bool) -> None:
-    with careless(root, "returns", hardware) as process:
+    with start_careless_driver(root, "returns", hardware) as process:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, log_lines(errors)) == (-signal.SIGTERM, [])
 
 
-# --- what importing and running it does to a process --------------------------------------------------------
+# --- state of the process -----------------------------------------------------------------------------------
 
 WATCHED: Final = """
 import sys, time

@@ -10,7 +10,7 @@ import pytest
 from agents import HEALTHY, UNHEALTHY, UNKNOWN, short_tmp, stream_end
 from embedding import DRIVER, Hosting, until
 from patience import PATIENCE_S
-from test_embed_monitor import BAD, BrokenClock, failed, fault, hardware, monitor_of, sysfs
+from test_embed_monitor import BAD, BrokenClock, fault, hardware, monitor_of, sysfs, wait_until_failed
 from wire.google import Watcher, names, watch_health
 from wire.serving import eventually
 
@@ -39,7 +39,7 @@ def hosting(monitor: Monitor, short_tmp: Path) -> Iterator[Hosting]:
         yield made
 
 
-def hear(watcher: Watcher, name: str, health: int, code: str = "") -> None:
+def wait_for_health(watcher: Watcher, name: str, health: int, code: str = "") -> None:
     """Read the stream until a device has this health and cause."""
     while True:
         for entry in watcher.next().devices:
@@ -59,13 +59,13 @@ def test_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosting, 
         assert first.devices[0].device.pool_name == "node-a"
         assert first.devices[0].health == HEALTHY
         monitor.add(Device("x-0"))
-        hear(kubelet, "x-0", HEALTHY)
+        wait_for_health(kubelet, "x-0", HEALTHY)
         answer[0] = BAD
-        hear(kubelet, "x-0", UNHEALTHY, "demo.bad: 1 of 2. Advice: replace it")
+        wait_for_health(kubelet, "x-0", UNHEALTHY, "demo.bad: 1 of 2. Advice: replace it")
         answer[0] = None
-        hear(kubelet, "x-0", HEALTHY)
+        wait_for_health(kubelet, "x-0", HEALTHY)
         monitor.remove("x-0")
-        hear(kubelet, "x-0", UNKNOWN, "declared.gone")
+        wait_for_health(kubelet, "x-0", UNKNOWN, "declared.gone")
 
 
 def test_devices_verified_again_are_sent_again(hosting: Hosting) -> None:
@@ -119,19 +119,19 @@ def test_failed_core_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
         Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
         watch_health(hosting.path) as kubelet,
     ):
-        hear(kubelet, "d-0", HEALTHY)
+        wait_for_health(kubelet, "d-0", HEALTHY)
         clock.broken = True
-        failed(monitor)
-        hear(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
+        wait_until_failed(monitor)
+        wait_for_health(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
 
 
 def test_streams_end_with_the_monitor_and_no_more_begin(monitor: Monitor, hosting: Hosting) -> None:
-    with watch_health(hosting.path) as one, watch_health(hosting.path, "v1alpha1") as other:
-        for kubelet in (one, other):
+    with watch_health(hosting.path) as watcher, watch_health(hosting.path, "v1alpha1") as other:
+        for kubelet in (watcher, other):
             assert names(kubelet.next()) == ["d-0"]
         assert monitor.stop(PATIENCE_S)
         gone = (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
-        assert (stream_end(one), stream_end(other)) == (gone, gone)
+        assert (stream_end(watcher), stream_end(other)) == (gone, gone)
         with watch_health(hosting.path) as late:
             assert stream_end(late) == gone
 
@@ -151,10 +151,10 @@ def test_two_servers_in_two_loops_have_separate_services(
     service = monitor.health_service()
     with (
         Hosting(short_tmp / "other.sock", service, monitor.codec) as other,
-        watch_health(hosting.path) as one,
+        watch_health(hosting.path) as watcher,
         watch_health(other.path) as two,
     ):
-        assert names(one.next()) == names(two.next()) == ["d-0"]
+        assert names(watcher.next()) == names(two.next()) == ["d-0"]
         assert service.streams == 1
     eventually(lambda: service.streams == 0, "the stream has ended")
 
@@ -175,7 +175,7 @@ def test_failed_device_is_on_the_stream_before_the_prepare_ends(monitor: Monitor
         assert names(kubelet.next()) == ["d-0"]
         monitor.report_faults([fault("d-0")])
         assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
-        hear(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
+        wait_for_health(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
 
 
 def test_unread_stream_delays_nothing(monitor: Monitor, hosting: Hosting) -> None:

@@ -127,7 +127,7 @@ def test_bytes_equal_googles_protobuf(google: Any, entries: list[WireHealth]) ->
 
 @given(entries=st.lists(wire_healths(names_min=1, health=st.sampled_from([0, 1, 2])), max_size=8))
 def test_bytes_equal_betterproto(version: str, entries: list[WireHealth]) -> None:
-    """Names and known states only: betterproto drops empty devices and unknown states."""
+    """The devices have names and known states: betterproto drops empty devices and unknown states."""
     assert b"".join(encode_health_lists(entries)) == betterproto_encoder(VERSIONS[version])(entries)
 
 

@@ -123,7 +123,11 @@ def test_real_limit_hit_is_a_note_and_not_sent_to_the_kubelet(short_tmp: Path) -
             print_delay("limit hit, with the death of the process", at_ns)
             assert note.subject == f"pod {POD} container {container}"
             assert note.cause.evidence == "2mi pages hit the limit (limit 4 MiB)"
-            causes = {one.causes[0].code for one in report.devices if one.causes and not is_stalled(one)}
+            causes = {
+                found_device.causes[0].code
+                for found_device in report.devices
+                if found_device.causes and not is_stalled(found_device)
+            }
             assert causes == set()
 
             # the kubelet receives heartbeats without that note
@@ -134,7 +138,10 @@ def test_real_limit_hit_is_a_note_and_not_sent_to_the_kubelet(short_tmp: Path) -
             tree.remove("burstable", POD)
             wait_for_message(
                 watcher,
-                lambda report: report.groups == 0 and {one.health for one in report.devices} == {HEALTHY},
+                lambda report: (
+                    report.groups == 0
+                    and {found_device.health for found_device in report.devices} == {HEALTHY}
+                ),
                 "no groups, and healthy devices",
             )
             assert agent.end() == 0
@@ -169,7 +176,7 @@ def test_thousand_real_groups_change_no_verdict(short_tmp: Path, thousand: Any) 
         assert empty.core.groups_dropped == 0
         healths = {device.health for device in empty.devices if not is_stalled(device)}
         assert healths <= {HEALTHY}
-        while kubelet.pending():
+        while kubelet.pending_count():
             assert {device.health for device in without_stalls(kubelet.next())} <= {HEALTHY}
         assert agent.process.poll() is None
 

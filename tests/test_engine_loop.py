@@ -67,7 +67,7 @@ class PaperSource:
         if self.blank:
             return None
         if self.hangs and not self.node.passes:
-            return self.node.starting()
+            return self.node.starting_snapshot()
         if trio.current_time() < self.stopped_until_s:
             return self.node.snapshot()
         while self.node.now_ns + NS <= trio.current_time() * NS or not self.node.passes:
@@ -522,10 +522,10 @@ async def test_exception_in_an_evaluation_ends_the_loop(
 ) -> None:
     running = Running(source)
 
-    def contradict() -> None:
+    def remove_cpus() -> None:
         source.node.cpus = None  # type: ignore[assignment]
         source.wake()
 
     with pytest.raises(BaseExceptionGroup) as raised:
-        await running.until(10, (1, contradict))
+        await running.until(10, (1, remove_cpus))
     assert raised.group_contains(AttributeError)

@@ -233,17 +233,17 @@ def test_expected_pool_without_hugepages_has_a_verifying_source() -> None:
 def test_offline_cpu_is_named_until_it_returns() -> None:
     node = PaperNode()
     node.next()
-    node.online("0")
+    node.set_online("0")
     device = device_of(node.next(), CPU)
     assert device.health is Health.UNHEALTHY
     assert device.message.startswith("cpu.offline: CPU 1 offline, online at start: 0-1. Advice: ")
-    node.online("0-1")
+    node.set_online("0-1")
     assert health(node.next(CLEAN_PASSES), CPU) is Health.HEALTHY
 
 
 def test_cpu_offline_at_start_is_no_finding() -> None:
     node = PaperNode()
-    node.online("0")
+    node.set_online("0")
     assert health(node.next(), CPU) is Health.HEALTHY
 
 
@@ -272,7 +272,7 @@ def test_offline_cpu_affects_only_its_numa_node() -> None:
     node = PaperNode()
     node.nodes = {0: node_sample(0, 0b01), 1: node_sample(1, 0b10)}
     node.next()
-    node.online("0")
+    node.set_online("0")
     report = node.next()
     assert health(report, CPU) is Health.HEALTHY
     assert health(report, "cpu-node1") is Health.UNHEALTHY
@@ -284,7 +284,7 @@ def test_numa_node_with_unreadable_cpulist_is_unknown() -> None:
     assert health(node.next(), CPU) is Health.UNKNOWN
     node.nodes[0] = node_sample()
     assert health(node.next(CLEAN_PASSES), CPU) is Health.HEALTHY
-    node.online("0")
+    node.set_online("0")
     assert health(node.next(), CPU) is Health.UNHEALTHY
 
 
@@ -655,7 +655,7 @@ def test_absent_source_does_not_stall() -> None:
 
 
 def test_clearing_condition_without_readings_schedules_nothing() -> None:
-    def clearing() -> PaperNode:
+    def clearing_node() -> PaperNode:
         node = node_with_pool()
         node.next()
         node.pool(pool_sample(9))
@@ -665,7 +665,7 @@ def test_clearing_condition_without_readings_schedules_nothing() -> None:
         assert node.state.due_ns is not None
         return node
 
-    unreadable, stalled = clearing(), clearing()
+    unreadable, stalled = clearing_node(), clearing_node()
     unreadable.pool(pool_sample(EIO))
     stalled.stuck = {"hugepages"}
     for node in (unreadable, stalled):
@@ -691,7 +691,7 @@ def test_fast_passes_clear_only_after_a_second() -> None:
     assert health(node.next(100)) is Health.HEALTHY
 
 
-# --- before the first pass is over ----------------------------------------------------------------------
+# --- before the end of the first pass -------------------------------------------------------------------
 
 EXPECTING: Final = EngineSettings("node-a", expect_cpus=0b11, expect_pools={POOL: 10})
 
@@ -792,7 +792,7 @@ def test_two_runs_in_a_row_have_no_lease_in_common() -> None:
     assert max(map(max, leases)) == 37
 
 
-# --- whatever happens -----------------------------------------------------------------------------------
+# --- random events --------------------------------------------------------------------------------------
 
 readings = st.one_of(st.integers(0, 12), st.sampled_from([ABSENT, EIO, ENODEV]))
 events = st.one_of(
@@ -931,7 +931,7 @@ def test_after_recovery_every_device_is_healthy(story: list[Any]) -> None:
             node.read()
         node.evaluate()
     node.pool(pool_sample(10))
-    node.online("0-1")
+    node.set_online("0-1")
     node.stuck = set()
     report = node.next(2 * CLEAN_PASSES)  # as many to believe the source, as many to believe the device
     assert [(d.health, d.message, d.causes) for d in report.devices] == [(Health.HEALTHY, "", ())] * 2

@@ -103,7 +103,7 @@ class HostNode(PaperNode):
 
     def write(self, text: str, times: int = 1) -> None:
         """Add kernel-log lines that the reader has counted."""
-        pattern = next(i for i, one in enumerate(HOST_PATTERNS) if compile_pattern(one).match(text))
+        pattern = next(i for i, fact in enumerate(HOST_PATTERNS) if compile_pattern(fact).match(text))
         us = self.now_ns // 1000
         self.lines = (*self.lines, LogLine(pattern, times, us, us, text, text, len(self.lines)))
 
@@ -138,7 +138,7 @@ def subject_of(device: DeviceHealth) -> str:
     return f"{device.driver}/{device.pool}/{device.device}"
 
 
-def declared(report: Report, name: str) -> DeviceHealth:
+def declared_health(report: Report, name: str) -> DeviceHealth:
     return next(device for device in report.devices if device.driver and device.device == name)
 
 
@@ -168,7 +168,7 @@ def test_unread_part_of_the_machine_is_not_healthy() -> None:
     node.machine = None
     assert host_device(node.next(), "memory-node0").health is Health.UNKNOWN
     node.declare(mem=DeclaredMemoryDevice(0, 0), more=DeclaredMemoryDevice(0, 0))
-    assert declared(node.next(3), "more").health is Health.UNKNOWN
+    assert declared_health(node.next(3), "more").health is Health.UNKNOWN
 
 
 def test_numa_node_without_memory_has_no_memory_device() -> None:
@@ -219,7 +219,7 @@ def node_with_nic(*ports: NicPortSample, part: DeclaredNicDevice = BY_NAME) -> H
     node.functions = (pci_sample(0, "mlx5_core")._replace(address=HCA),)
     node.nics = (nic_sample(*ports),)
     node.declare(hca=part)
-    assert declared(node.next(3), "hca").health is Health.HEALTHY
+    assert declared_health(node.next(3), "hca").health is Health.HEALTHY
     return node
 
 
@@ -227,18 +227,18 @@ def node_with_nic(*ports: NicPortSample, part: DeclaredNicDevice = BY_NAME) -> H
 def test_declared_nic_is_unhealthy_while_its_only_port_is_down(part: DeclaredNicDevice) -> None:
     node = node_with_nic(part=part)
     node.nics = (nic_sample(PORT._replace(**DOWN)),)
-    device = declared(node.next(), "hca")
+    device = declared_health(node.next(), "hca")
     assert device.health is Health.UNHEALTHY
     assert device.message.startswith("nic.port_down: port 1 is DOWN, physical state Polling")
     node.nics = (nic_sample(),)
-    assert declared(node.next(5), "hca").health is Health.HEALTHY
+    assert declared_health(node.next(5), "hca").health is Health.HEALTHY
 
 
 def test_declared_nic_with_one_down_port_is_healthy_and_names_the_port() -> None:
     second = PORT._replace(number=2)
     node = node_with_nic(PORT, second)
     node.nics = (nic_sample(PORT, second._replace(**DOWN)),)
-    device = declared(node.next(), "hca")
+    device = declared_health(node.next(), "hca")
     assert (device.health, device.severity) == (Health.HEALTHY, Severity.DEGRADED)
     assert device.message.startswith("nic.port_down: port 2 is DOWN")
 
@@ -246,22 +246,22 @@ def test_declared_nic_with_one_down_port_is_healthy_and_names_the_port() -> None
 def test_ports_that_come_up_after_boot_leave_the_nic_healthy() -> None:
     node = node_with_nic(PORT._replace(**DOWN), PORT._replace(number=2, **DOWN, link_downs=1))
     for _ in range(12):
-        device = declared(node.next(5), "hca")
+        device = declared_health(node.next(5), "hca")
         assert (device.health, device.causes) == (Health.HEALTHY, ())
     node.nics = (nic_sample(PORT, PORT._replace(number=2, link_downs=1)),)
-    assert declared(node.next(5), "hca").causes == ()
+    assert declared_health(node.next(5), "hca").causes == ()
 
 
 def test_nic_declared_by_name_has_faults_of_its_pci_function() -> None:
     node = node_with_nic()
     node.write(f"mlx5_core {HCA}: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer")
-    assert codes(declared(node.next(), "hca")) == ["pci.aer.fatal"]
+    assert codes(declared_health(node.next(), "hca")) == ["pci.aer.fatal"]
 
 
 def test_nic_that_left_the_pci_bus_is_missing_once() -> None:
     node = node_with_nic()
     node.functions, node.nics = (), ()
-    device = declared(node.next(), "hca")
+    device = declared_health(node.next(), "hca")
     assert codes(device) == ["pci.missing"]
     assert device.causes[0].evidence == f"{HCA} is no longer on the PCI bus"
 
@@ -269,7 +269,7 @@ def test_nic_that_left_the_pci_bus_is_missing_once() -> None:
 def test_nic_with_unbound_driver_is_gone() -> None:
     node = node_with_nic()
     node.functions, node.nics = (node.functions[0]._replace(driver=""),), ()
-    assert sorted(codes(declared(node.next(), "hca"))) == ["nic.missing", "pci.unbound"]
+    assert sorted(codes(declared_health(node.next(), "hca"))) == ["nic.missing", "pci.unbound"]
 
 
 @pytest.mark.parametrize(
@@ -281,16 +281,16 @@ def test_nic_with_unbound_driver_is_gone() -> None:
 def test_unreadable_nic_is_unknown(nics: tuple[NicSample, ...] | Missing) -> None:
     node = node_with_nic()
     node.nics = nics
-    assert declared(node.next(), "hca").health is Health.UNKNOWN
+    assert declared_health(node.next(), "hca").health is Health.UNKNOWN
 
 
 def test_nic_is_unknown_while_its_source_is_stalled() -> None:
     node = node_with_nic()
     node.stuck.add("nic")
-    assert declared(node.next(10), "hca").health is Health.UNKNOWN
+    assert declared_health(node.next(10), "hca").health is Health.UNKNOWN
 
 
-# --- what comes and goes ----------------------------------------------------------------------------------
+# --- devices that appear and disappear --------------------------------------------------------------------
 
 
 def test_flapping_cap_is_one_cause() -> None:
@@ -308,7 +308,7 @@ def test_flapping_cap_is_one_cause() -> None:
     assert codes(host_device(node.next(60), "cpu-node0")) == []
 
 
-# --- whatever happens -------------------------------------------------------------------------------------
+# --- random events ----------------------------------------------------------------------------------------
 
 counts: Final = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
 readings: Final = st.one_of(counts, st.sampled_from([ABSENT, EIO, ENODEV]))
@@ -380,16 +380,16 @@ whats: Final = st.one_of(
 )
 
 
-def unlike(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tuple[Any, ...]]:
+def unique_by(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tuple[Any, ...]]:
     """Return some samples without duplicate numbers."""
-    return st.lists(samples, max_size=3, unique_by=lambda one: getattr(one, member)).map(tuple)
+    return st.lists(samples, max_size=3, unique_by=lambda entry: getattr(entry, member)).map(tuple)
 
 
 machines: Final = st.builds(
     MachineSample,
-    dimms=st.lists(dimms, max_size=3, unique_by=lambda one: (one.controller, one.dimm)).map(tuple),
-    numa=unlike(memory_of_node, "numa_node"),
-    cores=unlike(cores, "cpu"),
+    dimms=st.lists(dimms, max_size=3, unique_by=lambda error: (error.controller, error.dimm)).map(tuple),
+    numa=unique_by(memory_of_node, "numa_node"),
+    cores=unique_by(cores, "cpu"),
     pressure=pressures,
     nodes_online=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
     nodes_memory=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
@@ -404,7 +404,9 @@ events: Final = st.one_of(
     st.tuples(st.just("nodes"), st.dictionaries(nodes, st.one_of(cpu_sets, st.just(EIO)), max_size=3)),
     st.tuples(st.just("pool"), readings, readings, nodes),
     st.tuples(st.just("group"), cpu_sets, counts, counts, readings, readings),
-    st.tuples(st.just("bus"), st.one_of(st.sampled_from([None, ABSENT, EIO]), unlike(functions, "address"))),
+    st.tuples(
+        st.just("bus"), st.one_of(st.sampled_from([None, ABSENT, EIO]), unique_by(functions, "address"))
+    ),
     st.tuples(
         st.just("nics"),
         st.one_of(
@@ -517,18 +519,18 @@ def test_second_evaluation_at_the_same_time_is_identical(story: list[Any]) -> No
         assert state.due_ns is None or state.due_ns > now.mono_ns
 
 
-def lost(reading: Reading) -> bool:
+def is_lost(reading: Reading) -> bool:
     return isinstance(reading, Missing) and reading in (EIO, ENODEV)
 
 
-def unread(snapshot: Snapshot, kind: str) -> bool:
+def is_unread(snapshot: Snapshot, kind: str) -> bool:
     """Return whether the main readings of a kind of device are missing at the moment."""
     machine, bus = snapshot.machine, snapshot.pci
     match kind:
         case "cpu":
             return isinstance(snapshot.cpus.online, Missing)
         case "memory":
-            return machine is not None and lost(machine.nodes_online)
+            return machine is not None and is_lost(machine.nodes_online)
         case "pci":
             return isinstance(bus, Missing) and bus == EIO
         case "nic":
@@ -541,7 +543,7 @@ def test_unreadable_device_is_never_healthy(story: list[Any]) -> None:
     for snapshot, _, report in live(story)[1]:
         starting = {source.name for source in snapshot.sources if source.state is SourceState.STARTING}
         for device in report.devices:
-            if unread(snapshot, device.kind) and "memory" not in starting:
+            if is_unread(snapshot, device.kind) and "memory" not in starting:
                 assert device.health is not Health.HEALTHY, device
 
 

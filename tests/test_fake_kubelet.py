@@ -25,7 +25,7 @@ import pytest
 from agents import short_tmp
 from kubelet import FakeKubelet, Pace, Pod, PreparedDevice, ResourceHealth, allocated_claim
 from kubelet.calls import Calls
-from kubelet.health import cut_message, shown
+from kubelet.health import cut_message, message_in_status
 from kubelet.history import (
     Cleared,
     Connected,
@@ -45,7 +45,7 @@ from kubelet.history import (
 )
 from kubelet.pace import NS
 from kubelet.plugins import Plugins
-from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeping
+from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleep_for
 from kubelet.versions import VERSIONS, plugin_service
 from kubelet_real.implementations import implementations
 from patience import PATIENCE_S
@@ -87,7 +87,7 @@ def lease_of(kubelet: FakeKubelet) -> int:
     return 1000 if type(kubelet) is FakeKubelet else 5
 
 
-def only(*versions: str) -> pytest.MarkDecorator:
+def only_versions(*versions: str) -> pytest.MarkDecorator:
     """Run a test with these versions of the kubelet only."""
     return pytest.mark.parametrize("make_kubelet", implementations(*versions), indirect=True)
 
@@ -111,7 +111,7 @@ def plugin(kubelet: FakeKubelet, sample: SamplePlugin) -> SamplePlugin:
 
 
 def add_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = DRIVER) -> Pod:
-    """Adds claims with one device each and returns a pod whose container uses them."""
+    """Add claims with one device each and return a pod whose container uses them."""
     for name in claims:
         device = ("gpu", driver, "node-a", name)
         kubelet.add_claim(allocated_claim(name, f"uid-{name}", device, pods=["pod", "other", uid]))
@@ -119,14 +119,14 @@ def add_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = 
 
 
 def prepare_error(kubelet: FakeKubelet, pod: Pod) -> str:
-    """Prepares the pod and returns the error."""
+    """Prepare the pod and return the error."""
     with pytest.raises(ValueError, match=r".") as caught:
         kubelet.prepare_pod(pod)
     return str(caught.value)
 
 
 def registration_error(kubelet: FakeKubelet) -> str:
-    """Waits for the first failed registration and returns its error."""
+    """Wait for the first failed registration and return its error."""
     return kubelet.wait_for(lambda: kubelet.history.of(RegistrationFailed), "a failed registration")[0].error
 
 
@@ -172,7 +172,7 @@ def test_hidden_names_and_regular_files_are_ignored(kubelet: FakeKubelet, sample
 def test_removed_socket_deregisters_and_ends_the_connection(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestHandleWatchResourcesStream/ContextCanceled"""
+    """Kubelet test: TestHandleWatchResourcesStream/ContextCanceled."""
     plugin.unregister()
     kubelet.wait_for(lambda: kubelet.history.of(Deregistered), "de-registration")
     kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the cleared health")
@@ -189,7 +189,7 @@ def test_recreated_socket_is_another_plugin(kubelet: FakeKubelet, plugin: Sample
     kubelet.wait_for(lambda: len(kubelet.history.of(Registered)) == 2, "another registration")
     kubelet.wait_registered(DRIVER)
     kinds = (Registered, Deregistered)
-    assert [type(one) for one in kubelet.history if isinstance(one, kinds)] == [
+    assert [type(entry) for entry in kubelet.history if isinstance(entry, kinds)] == [
         Registered,
         Deregistered,
         Registered,
@@ -209,11 +209,11 @@ def test_getinfo_has_a_deadline_and_is_retried(short_tmp: Path, make_kubelet: Ma
     """e2e: registration after GetInfo failure"""
     kubelet = make_kubelet(get_info_s=0.2)
     sample = SamplePlugin(short_tmp, DRIVER)
-    sample.get_info = sleeping(kubelet.pace.get_info_s + 0.3)
+    sample.get_info = sleep_for(kubelet.pace.get_info_s + 0.3)
     with sample:
         assert "using RPC GetInfo" in registration_error(kubelet)
         assert "code = DeadlineExceeded" in registration_error(kubelet)
-        sample.get_info = sleeping(0)
+        sample.get_info = sleep_for(0)
         kubelet.wait_registered(DRIVER)
         kubelet.wait_for(lambda: sample.statuses == [(True, "")], "the registration status")
 
@@ -232,7 +232,7 @@ def test_plugin_whose_notify_fails_is_deregistered_and_retried(
         assert "failed to send registration status" in registration_error(kubelet)
         kubelet.wait_for(lambda: len(sample.statuses) == 2, "another attempt")
         kubelet.wait_registered(DRIVER)
-        kinds = [type(one) for one in kubelet.history if isinstance(one, (Deregistered, Registered))]
+        kinds = [type(entry) for entry in kubelet.history if isinstance(entry, (Deregistered, Registered))]
         assert kinds[-2:] == [Deregistered, Registered]
 
 
@@ -252,7 +252,7 @@ def test_plugin_whose_notify_fails_is_deregistered_and_retried(
 def test_unusable_plugin_is_notified_of_the_reason(
     kubelet: FakeKubelet, sample: SamplePlugin, change: dict[str, Any], text: str
 ) -> None:
-    """TestRegistrationHandler, its cases that fail"""
+    """Kubelet test: TestRegistrationHandler, its cases that fail."""
     for name, value in change.items():
         setattr(sample, name, value)
     with sample:
@@ -278,7 +278,7 @@ def test_socket_without_a_server_is_retried_with_backoff(short_tmp: Path, make_k
         unserved.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
     failed = kubelet.history
     kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) >= 4, "four failures")
-    assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
+    assert {"dial failed" in entry.error for entry in failed.of(RegistrationFailed)} == {True}
     times = failed.times(RegistrationFailed)
     for number in range(3):
         assert times[number + 1] - times[number] >= kubelet.pace.backoff_first_s * 2**number
@@ -295,7 +295,7 @@ def plugins(short_tmp: Path) -> Iterator[Plugins]:
 
 
 def test_the_newest_endpoint_of_a_driver_is_used(plugins: Plugins) -> None:
-    """TestAddSameName"""
+    """Kubelet test: TestAddSameName."""
     plugins.register(DRIVER, "/old.sock", SERVICES)
     old = plugins.get(DRIVER)
     with pytest.raises(ValueError, match="already registered"):
@@ -308,7 +308,7 @@ def test_the_newest_endpoint_of_a_driver_is_used(plugins: Plugins) -> None:
 
 
 def test_deregistered_plugin_is_removed(plugins: Plugins) -> None:
-    """TestDelete"""
+    """Kubelet test: TestDelete."""
     plugins.register(DRIVER, "/dra.sock", SERVICES)
     plugins.deregister(DRIVER, "/dra.sock")
     plugins.deregister(DRIVER, "/dra.sock")
@@ -326,7 +326,7 @@ def test_deregistered_plugin_is_removed(plugins: Plugins) -> None:
     ],
 )
 def test_plugin_service_follows_the_advertised_order(services: list[str], expected: str) -> None:
-    """TestRegistrationHandler"""
+    """Kubelet test: TestRegistrationHandler."""
     assert plugin_service(services) == expected
 
 
@@ -343,7 +343,7 @@ def test_plugin_service_follows_the_advertised_order(services: list[str], expect
     ],
 )
 def test_health_v1_is_preferred_in_any_order(services: list[str], expected: str | None) -> None:
-    """TestPickHealthService"""
+    """Kubelet test: TestPickHealthService."""
     assert VERSIONS["1.37"].health_service(services) == expected
     assert VERSIONS["1.38"].health_service(services) == expected
     assert VERSIONS["1.36"].health_service(services) == "v1alpha1.DRAResourceHealth"
@@ -364,7 +364,7 @@ def test_health_v1_is_preferred_in_any_order(services: list[str], expected: str 
     ],
 )
 def test_later_kubelets_refuse_untrusted_input(driver: str, endpoint: str, text: str) -> None:
-    """TestRegisterPluginRejectsUntrustedInput"""
+    """Kubelet test: TestRegisterPluginRejectsUntrustedInput."""
     plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, validates_input=True)
     for method in (plugins.validate, plugins.register):
         with pytest.raises(ValueError, match=text):
@@ -390,7 +390,7 @@ def test_kubelets_refuse_untrusted_input_from_138_on() -> None:
     ["/k/plugins/a/dra.sock", "/k/plugins_registry/a.sock", "/k/plugins/./a/../dra.sock", "/k/" + "a" * 104],
 )
 def test_later_kubelets_accept_sockets_in_their_directory(endpoint: str) -> None:
-    """TestRegisterPluginAcceptsEndpointInsideRootDir"""
+    """Kubelet test: TestRegisterPluginAcceptsEndpointInsideRootDir."""
     plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, validates_input=True)
     plugins.validate(DRIVER, endpoint, SERVICES)
 
@@ -401,7 +401,7 @@ def test_later_kubelets_accept_sockets_in_their_directory(endpoint: str) -> None
 def test_one_connection_carries_health_prepare_and_unprepare_calls(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestGRPCConnIsReused"""
+    """Kubelet test: TestGRPCConnIsReused."""
     pod = add_pod(kubelet, "gpu-0")
     for _ in range(3):
         kubelet.prepare_pod(pod)
@@ -415,13 +415,13 @@ def test_one_connection_carries_health_prepare_and_unprepare_calls(
 def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestConnectionHandling/wipe-on-disconnect"""
+    """Kubelet test: TestConnectionHandling/wipe-on-disconnect."""
     kubelet.wait_for(lambda: SlicesWiped("") in kubelet.history.of(SlicesWiped), "the first wipe")
     seen = len(kubelet.history)  # a connection that is made late is a long disconnect, too
     plugin.registration.rename(kubelet.root / "kept")  # so that it stays registered
     plugin.stop()
     kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped, since=seen), "slices wiped")
-    entries = kubelet.history.timed()[seen:]
+    entries = kubelet.history.timed_entries()[seen:]
     # A kubelet that connects again before the socket is closed loses that connection, too.
     lost_s = [at_s for at_s, entry in entries if isinstance(entry, Disconnected)][-1]
     ((wiped_s, wiped),) = (timed for timed in entries if isinstance(timed.entry, SlicesWiped))
@@ -431,15 +431,15 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
 
 
 def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
-    """TestConnectionHandling/no-wipe-on-reconnect"""
+    """Kubelet test: TestConnectionHandling/no-wipe-on-reconnect."""
     kubelet = make_kubelet(wipe_s=600)
-    with SamplePlugin(short_tmp, DRIVER) as one:
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
-        kubelet.wait_for(lambda: one.statuses, "the registration status")
-        one.registration.rename(short_tmp / "kept")
-        one.stop()
+        kubelet.wait_for(lambda: found_sample.statuses, "the registration status")
+        found_sample.registration.rename(short_tmp / "kept")
+        found_sample.stop()
         kubelet.wait_for(lambda: kubelet.history.of(Disconnected), "the end of the connection")
-        one.serve()
+        found_sample.serve()
         kubelet.wait_for(lambda: len(kubelet.history.of(Connected)) == 2, "another connection")
         assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
         pod = add_pod(kubelet, "gpu-0")
@@ -460,7 +460,7 @@ def test_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: Sample
 
 
 def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPlugin_WatchResources"""
+    """Kubelet test: TestPlugin_WatchResources."""
     lease_s = lease_of(kubelet)
     plugin.send_health(
         {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": lease_s}
@@ -482,7 +482,7 @@ def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugi
 def test_ended_stream_clears_health_and_is_reopened(
     kubelet: FakeKubelet, plugin: SamplePlugin, code: grpc.StatusCode | None, logged: bool
 ) -> None:
-    """TestHandleWatchResourcesStream"""
+    """Kubelet test: TestHandleWatchResourcesStream."""
     plugin.send_health({"name": "gpu-0", "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
     before_s = time.monotonic()  # the end may be found late in the kubelet's log
@@ -504,7 +504,7 @@ def test_unreachable_plugin_opens_no_stream_and_clears_nothing(
     assert len(kubelet.history.of(Cleared)) == len(kubelet.history.of(StreamEnded)) == 1
 
 
-@only("1.36")
+@only_versions("1.36")
 def test_kubelet_1_36_retries_unimplemented_health_forever(
     kubelet: FakeKubelet, sample: SamplePlugin
 ) -> None:
@@ -539,26 +539,26 @@ def test_feature_gate_of_releases_without_real_kubelet_is_on_from_1_36(
 
 
 def assert_status_and_streams(kubelet: FakeKubelet, count: int) -> None:
-    with SamplePlugin(kubelet.root, DRIVER) as one:
+    with SamplePlugin(kubelet.root, DRIVER) as found_sample:
         pod = add_pod(kubelet, "gpu-0")
         kubelet.wait_registered(DRIVER)
         kubelet.run_pod(pod)
         assert len(kubelet.wait_running(pod).resources) == count
-        kubelet.wait_for(lambda: len(one.opened) == count, "streams")
+        kubelet.wait_for(lambda: len(found_sample.opened) == count, "streams")
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_kubelet_1_37_calls_v1(kubelet: FakeKubelet) -> None:
-    with SamplePlugin(kubelet.root, DRIVER) as one:
-        kubelet.wait_for(lambda: one.opened, "a stream")
-        one.send_health({"name": "gpu-0", "health": HEALTHY})
+    with SamplePlugin(kubelet.root, DRIVER) as found_sample:
+        kubelet.wait_for(lambda: found_sample.opened, "a stream")
+        found_sample.send_health({"name": "gpu-0", "health": HEALTHY})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
-        assert one.opened == ["v1"]
+        assert found_sample.opened == ["v1"]
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
-    """TestHealthStreamRequiresAdvertisedService"""
+    """Kubelet test: TestHealthStreamRequiresAdvertisedService."""
     sample.services = ["v1.DRAPlugin"]
     with sample:
         kubelet.wait_registered(DRIVER)
@@ -567,11 +567,11 @@ def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample
     assert kubelet.history.of(StreamOpened) == []
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(
     short_tmp: Path, make_kubelet: MakeKubelet
 ) -> None:
-    """TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented"""
+    """Kubelet test: TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented."""
     kubelet = make_kubelet(stream_retry_s=0.01)
     sample = SamplePlugin(short_tmp, DRIVER)
     sample.health_status = grpc.StatusCode.UNIMPLEMENTED
@@ -613,7 +613,7 @@ def test_end_of_old_instance_clears_health_from_the_new_one(
 
 
 def send_and_wait(kubelet: FakeKubelet, plugin: SamplePlugin, *devices: dict[str, Any]) -> None:
-    """Sends a health list and waits until the kubelet has stored it, shown by a last device of its own."""
+    """Send a health list and wait until the kubelet has stored it, shown by a last device of its own."""
     last = f"last-{next(NUMBERS)}"
     plugin.send_health(*devices, {"name": last, "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", last, "Healthy")
@@ -632,7 +632,7 @@ def change_counts(kubelet: FakeKubelet, lists: int) -> list[int]:
 def test_lease_is_30_s_for_0_or_less_and_overflows(
     kubelet: FakeKubelet, plugin: SamplePlugin, seconds: int
 ) -> None:
-    """TestBuildDeviceHealth"""
+    """Kubelet test: TestBuildDeviceHealth."""
     send_and_wait(
         kubelet, plugin, {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": seconds}
     )
@@ -646,7 +646,7 @@ def test_lease_is_30_s_for_0_or_less_and_overflows(
 def test_undefined_health_number_is_unknown_with_its_message(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestToDeviceHealthStatus"""
+    """Kubelet test: TestToDeviceHealthStatus."""
     send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": 99, "message": "new"})
     found = kubelet.health(DRIVER, "node-a", "gpu-0")
     assert (found.health, found.message) == ("Unknown", "new")
@@ -665,13 +665,13 @@ def test_message_in_the_status_is_cut_at_1024_bytes(
     send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": UNHEALTHY, "message": text})
     assert kubelet.health(DRIVER, "node-a", "gpu-0").message.encode(errors="surrogateescape").decode(
         errors="replace"
-    ) == shown(cut_message(text))
+    ) == message_in_status(cut_message(text))
 
 
 def test_repeated_list_is_no_change_and_contradictions_are(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestHandleWatchResourcesStream/NoActualStateChange"""
+    """Kubelet test: TestHandleWatchResourcesStream/NoActualStateChange."""
     healthy, unhealthy = {"name": "gpu-0", "health": HEALTHY}, {"name": "gpu-0", "health": UNHEALTHY}
     for devices in ([healthy], [healthy], [healthy, unhealthy], [healthy, unhealthy]):
         send_and_wait(kubelet, plugin, *devices)
@@ -720,7 +720,7 @@ def test_devices_beyond_the_limit_of_a_driver_are_ignored(kubelet: FakeKubelet, 
 def test_change_notifies_all_pods_of_the_device_and_no_other(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestHandleWatchResourcesStream/{HealthChangeForAllocatedDevice,NonAllocatedDeviceChange,
+    """Kubelet test: TestHandleWatchResourcesStream/{HealthChangeForAllocatedDevice,NonAllocatedDeviceChange,
     HealthChangeForMultiplePodsWithSharedDevice}
     """
     for uid in ("pod", "other"):
@@ -746,7 +746,7 @@ def test_change_notifies_all_pods_of_the_device_and_no_other(
 def test_container_shows_the_devices_of_its_request(
     kubelet: FakeKubelet, plugin: SamplePlugin, use: str, names: set[str]
 ) -> None:
-    """TestUpdateAllocatedResourcesStatus{,_Subrequest}, TestBuildResourceHealth"""
+    """Kubelet test: TestUpdateAllocatedResourcesStatus{,_Subrequest}, TestBuildResourceHealth."""
     shared = {"pool_name": "node-a", "request_names": ["gpu"], "cdi_device_ids": ["example.com/a=0", "x/y=1"]}
     plugin.prepare = lambda claim: [
         {"device_name": "gpu-0", **shared},
@@ -772,7 +772,7 @@ def test_container_shows_the_devices_of_its_request(
 
 
 def test_all_claims_of_a_driver_are_prepared_in_one_call(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources"""
+    """Kubelet test: TestPrepareResources."""
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0", "gpu-1"))
     expected_claims = (("default", "gpu-0", "uid-gpu-0"), ("default", "gpu-1", "uid-gpu-1"))
     assert [(call.service, call.method, call.claims) for call in plugin.calls] == [
@@ -788,7 +788,7 @@ def test_all_claims_of_a_driver_are_prepared_in_one_call(kubelet: FakeKubelet, p
 def test_both_versions_of_the_plugin_service_work(
     kubelet: FakeKubelet, sample: SamplePlugin, service: str
 ) -> None:
-    """TestGRPCMethods/{v1beta1,v1}"""
+    """Kubelet test: TestGRPCMethods/{v1beta1,v1}."""
     sample.services = [service]
     with sample:
         kubelet.wait_registered(DRIVER)
@@ -802,7 +802,7 @@ def test_both_versions_of_the_plugin_service_work(
 
 
 def test_share_id_is_recorded(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources/share_id"""
+    """Kubelet test: TestPrepareResources/share_id."""
     plugin.prepare = lambda claim: [{"pool_name": "p", "device_name": "d", "share_id": "one"}]
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     info = kubelet.claim_info("gpu-0")
@@ -837,7 +837,7 @@ def empty(response: Any) -> None:
 def test_invalid_answers_of_a_driver_fail_the_prepare(
     kubelet: FakeKubelet, plugin: SamplePlugin, error_texts: dict[str, Any], text: str | None
 ) -> None:
-    """TestPrepareResources"""
+    """Kubelet test: TestPrepareResources."""
     for name, value in error_texts.items():
         setattr(plugin, name, value)
     error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
@@ -849,7 +849,7 @@ def test_invalid_answers_of_a_driver_fail_the_prepare(
 
 
 def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
-    """TestGRPCMethods/mismatch"""
+    """Kubelet test: TestGRPCMethods/mismatch."""
     sample.services = ["v1.DRAPlugin"]
     server = grpc.server(ThreadPoolExecutor(1))
     sample.service.parent.mkdir(parents=True)
@@ -865,12 +865,12 @@ def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: Sam
 
 
 def test_call_has_the_kubelets_deadline(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
-    """TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout"""
+    """Kubelet test: TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout."""
     kubelet = make_kubelet(call_s=0.2)
-    with SamplePlugin(short_tmp, DRIVER) as one:
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
         ended = threading.Event()
-        one.prepare = lambda claim: ended.wait() and one_device(claim)  # type: ignore[return-value,assignment]
+        found_sample.prepare = lambda claim: ended.wait() and one_device(claim)  # type: ignore[return-value,assignment]
         start_s = time.monotonic()
         error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
         took_s = time.monotonic() - start_s
@@ -898,7 +898,7 @@ def test_prepare_can_fail_before_the_driver_is_called(kubelet: FakeKubelet, plug
 
 
 def test_prepare_of_a_recreated_claim_with_the_same_name(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources/UID_mismatch"""
+    """Kubelet test: TestPrepareResources/UID_mismatch."""
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     kubelet.add_claim(allocated_claim("gpu-0", "uid-new", ("gpu", DRIVER, "p", "d"), pods=["pod"]))
     assert prepare_error(kubelet, Pod("pod", {"c": "gpu-0"})) == (
@@ -908,7 +908,7 @@ def test_prepare_of_a_recreated_claim_with_the_same_name(kubelet: FakeKubelet, p
 
 
 def test_prepared_claim_is_not_prepared_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources/already_prepared, TestPrepareResourcesWithPreparedAndNewClaim"""
+    """Kubelet test: TestPrepareResources/already_prepared, TestPrepareResourcesWithPreparedAndNewClaim."""
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0", "gpu-1"))
     assert [[claim[1] for claim in call.claims] for call in plugin.calls] == [["gpu-0"], ["gpu-1"]]
@@ -959,7 +959,7 @@ def test_second_driver_is_not_called_after_an_error(kubelet: FakeKubelet, plugin
 
 
 def test_pods_are_prepared_in_parallel(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestParallelPrepareUnprepare"""
+    """Kubelet test: TestParallelPrepareUnprepare."""
     barrier = threading.Barrier(2, timeout=PATIENCE_S)
 
     def wait_for_both(claim: Any) -> Any:
@@ -978,7 +978,7 @@ def test_pods_are_prepared_in_parallel(kubelet: FakeKubelet, plugin: SamplePlugi
 
 
 def test_claim_is_unprepared_with_its_last_pod(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestUnprepareResources"""
+    """Kubelet test: TestUnprepareResources."""
     first, second = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
     for pod in (first, second):
         kubelet.run_pod(pod)
@@ -1018,7 +1018,7 @@ def test_unprepare_of_a_pod_that_was_refused_spares_the_claim_from_1_37(
     assert [call.method for call in plugin.calls] == expected
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_claim_that_is_being_unprepared_refuses_new_pods(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     pod, later = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
     kubelet.run_pod(pod)
@@ -1056,13 +1056,13 @@ def test_failing_pod_gets_one_event_with_a_count(kubelet: FakeKubelet, plugin: S
 
 def test_every_pod_event_retries_the_prepare(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     kubelet = make_kubelet(resync_s=(600, 900))
-    with SamplePlugin(short_tmp, DRIVER) as one:
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
-        one.prepare = lambda claim: "no"
+        found_sample.prepare = lambda claim: "no"
         pod = add_pod(kubelet, "gpu-0")
         kubelet.run_pod(pod)
         kubelet.wait_for(lambda: kubelet.events, "an event")
-        one.prepare = one_device
+        found_sample.prepare = one_device
         kubelet.sync_pod(pod)
         kubelet.wait_running(pod)
 
@@ -1085,25 +1085,29 @@ def test_pod_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plug
 def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     kubelet = make_kubelet(resync_s=(600, 900))
     lease_s = lease_of(kubelet)
-    with SamplePlugin(short_tmp, DRIVER) as one:
-        kubelet.wait_for(lambda: one.opened, "a stream")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
+        kubelet.wait_for(lambda: found_sample.opened, "a stream")
+        found_sample.send_health(
+            {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s}
+        )
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.wait_registered(DRIVER)
         pod = add_pod(kubelet, "gpu-0")
         kubelet.run_pod(pod)
         kubelet.wait_running(pod)
 
-        def shown() -> str:
+        def shown_health() -> str:
             return kubelet.pod_status(pod).resources["main"]["claim:my-gpu-0"][0].health
 
         kubelet.pass_time(lease_s + 0.5)
-        assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown()) == ("Unknown", "Healthy")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
+        assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown_health()) == ("Unknown", "Healthy")
+        found_sample.send_health(
+            {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s}
+        )
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.pass_time(lease_s + 0.5)
         kubelet.sync_pod(pod)
-        kubelet.wait_for(lambda: shown() == "Unknown", "Unknown in the status")
+        kubelet.wait_for(lambda: shown_health() == "Unknown", "Unknown in the status")
 
 
 # --- stop and start of the kubelet ----------------------------------------------------------------------

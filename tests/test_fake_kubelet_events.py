@@ -1,4 +1,4 @@
-"""How a kubelet counts, combines and rate-limits events: the fake one, and client-go's own code."""
+"""Counts, combinations and rate limits of a kubelet's events: the fake kubelet, and client-go's own code."""
 
 import itertools
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class RecorderSetup:
 
 
 class RealSetup(RecorderSetup):
-    """The same with client-go's correlator, which decides what the recorder writes."""
+    """Implementation with client-go's correlator, which decides what the recorder writes."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""How a kubelet processes health lists, by the cases of upstream's own tests.
+"""Health lists in a kubelet, by the cases of upstream's own tests.
 
 Tests run with the fake kubelet, and with the kubelet's own code where ``make test-kubelet`` has built it.
 
@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import pytest
 from kubelet import Pod, PreparedDevice, ResourceHealth, allocated_claim
 from kubelet.claims import ClaimInfo, ClaimInfos, new_claim_info
-from kubelet.health import DeviceHealth, HealthCache, read_device, shown
+from kubelet.health import DeviceHealth, HealthCache, message_in_status, read_device
 from kubelet.history import History, NotificationDropped, PodsNotified
 from kubelet.pace import NS
 from kubelet.status import allocated_resources, resource_health
@@ -54,8 +54,8 @@ class Manager(Protocol):
     def clear(self, driver: str) -> None: ...
     def receive(self, driver: str, entries: Sequence[Any]) -> None: ...
     def end_stream(self, driver: str) -> None: ...
-    def notified(self) -> list[frozenset[str]]: ...
-    def dropped(self) -> list[frozenset[str]]: ...
+    def notified_pods(self) -> list[frozenset[str]]: ...
+    def dropped_notifications(self) -> list[frozenset[str]]: ...
     def status(self, pod: Pod) -> dict[str, tuple[ResourceHealth, ...]]: ...
     def claim(self, name: str) -> ClaimInfo: ...
 
@@ -73,7 +73,7 @@ class FakeManager:
     def restart(self, *claims: ClaimInfo) -> None:
         if claims:
             kept = ClaimInfos(self._directory / "claims")
-            with kept.locked() as infos:
+            with kept.lock_infos() as infos:
                 infos.update({(claim.namespace, claim.name): claim for claim in claims})
                 kept.save()
         self._history = History()
@@ -105,24 +105,24 @@ class FakeManager:
     def end_stream(self, driver: str) -> None:
         self._manager.clear(driver)
 
-    def notified(self) -> list[frozenset[str]]:
+    def notified_pods(self) -> list[frozenset[str]]:
         return [entry.pods for entry in self._history.of(PodsNotified)]
 
-    def dropped(self) -> list[frozenset[str]]:
+    def dropped_notifications(self) -> list[frozenset[str]]:
         return [entry.pods for entry in self._history.of(NotificationDropped)]
 
     def status(self, pod: Pod) -> dict[str, tuple[ResourceHealth, ...]]:
         (uses,) = pod.containers.values()
-        with self._claims.locked() as infos:
+        with self._claims.lock_infos() as infos:
             claims = {local: infos["default", name] for local, name in pod.claims.items()}
             return allocated_resources(uses, claims, self._cache, messages=self._version.reads_message)
 
     def claim(self, name: str) -> ClaimInfo:
-        with self._claims.locked() as infos:
+        with self._claims.lock_infos() as infos:
             return infos["default", name]
 
 
-def encoded(entries: Sequence[Any]) -> bytes:
+def encode_list(entries: Sequence[Any]) -> bytes:
     """Return a list of health as its driver sends it."""
     return bytes(message_class("v1", "NodeWatchResourcesResponse")(devices=entries).SerializeToString())
 
@@ -138,8 +138,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         return running[version]
 
     yield program
-    for one in running.values():
-        one.end(graceful=True)
+    for process in running.values():
+        process.end(graceful=True)
 
 
 @pytest.fixture(
@@ -153,7 +153,7 @@ def manager(
 ) -> Manager:
     version, is_real = request.param
     if is_real:
-        return RealManager(programs(version), tmp_path, encoded)
+        return RealManager(programs(version), tmp_path, encode_list)
     return FakeManager(version, tmp_path)
 
 
@@ -162,7 +162,7 @@ def health(manager: Manager, device: str = "gpu-0", *, driver: str = DRIVER, poo
 
 
 def entry(name: str = "gpu-0", **fields: Any) -> Any:
-    """Returns an entry of a health list."""
+    """Return an entry of a health list."""
     return message_class("v1", "DeviceHealth")(
         device={"pool_name": "pool", "device_name": name},
         **{"health": 1, "health_check_timeout_seconds": LEASE_S} | fields,
@@ -201,7 +201,7 @@ def test_cache_with_a_corrupt_file_starts_empty(manager: Manager, tmp_path: Path
 
 
 def test_health_is_valid_until_the_lease_expires(manager: Manager) -> None:
-    """TestGetHealthInfo"""
+    """Kubelet test: TestGetHealthInfo."""
     assert health(manager) == "Unknown"
     manager.update(DRIVER, [healthy()])
     assert health(manager) == "Healthy"
@@ -234,14 +234,14 @@ def test_get_returns_the_valid_health_of_a_device(
 
 
 def test_devices_are_distinguished_by_driver_pool_and_name(manager: Manager) -> None:
-    """TestGetHealthInfoRobust/{empty_cache,multiple_devices}"""
+    """Kubelet test: TestGetHealthInfoRobust/{empty_cache,multiple_devices}."""
     assert health(manager) == "Unknown"
     manager.update(DRIVER, [healthy(), unhealthy("gpu-1")])
     assert (health(manager), health(manager, "gpu-1")) == ("Healthy", "Unhealthy")
 
 
 def test_update_returns_the_changed_devices(manager: Manager) -> None:
-    """TestUpdateHealthInfo, its six steps in one cache"""
+    """Kubelet test: TestUpdateHealthInfo, its six steps in one cache."""
     assert manager.update(DRIVER, [healthy()]) == [("gpu-0", "Healthy")]
     assert manager.update(DRIVER, [healthy()]) == []
     assert manager.update(DRIVER, [unhealthy()]) == [("gpu-0", "Unhealthy")]
@@ -255,7 +255,7 @@ def test_update_returns_the_changed_devices(manager: Manager) -> None:
 
 
 def test_clear_forgets_only_one_driver(manager: Manager) -> None:
-    """TestClearDriver"""
+    """Kubelet test: TestClearDriver."""
     manager.update(DRIVER, [healthy()])
     manager.update("b.example.com", [healthy()])
     manager.clear(DRIVER)
@@ -339,7 +339,7 @@ def test_message_cut_within_a_character_differs_after_a_restart(manager: Manager
 def stored_message(manager: Manager, text: str) -> str:
     """Return a device's message as the kubelet keeps it; bytes of a cut character are replaced."""
     manager.update(DRIVER, [entry(message=text)])
-    return shown(manager.get(DRIVER, "pool", "gpu-0").message)
+    return message_in_status(manager.get(DRIVER, "pool", "gpu-0").message)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_message_is_cut_at_1024_bytes(manager: Manager, length: int, expected: i
 
 
 def test_cut_message_keeps_its_beginning(manager: Manager) -> None:
-    """TestTruncateHealthMessage/meaningful"""
+    """Kubelet test: TestTruncateHealthMessage/meaningful."""
     assert stored_message(manager, "gpu.xid.79: " + 1100 * "y").startswith("gpu.xid.79: yyy")
 
 
@@ -437,40 +437,40 @@ def claim(name: str, *pods: str, device: str = "gpu-0", share_id: str = "") -> C
 
 
 def test_change_of_an_allocated_device_notifies_its_pod(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/HealthChangeForAllocatedDevice"""
+    """Kubelet test: TestHandleWatchResourcesStream/HealthChangeForAllocatedDevice."""
     manager.restart(claim("c", "pod"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod"}]
+    assert manager.notified_pods() == [{"pod"}]
 
 
 def test_change_of_an_unused_device_notifies_no_pod(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/NonAllocatedDeviceChange"""
+    """Kubelet test: TestHandleWatchResourcesStream/NonAllocatedDeviceChange."""
     manager.restart(claim("c", "pod", device="gpu-1"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == []
+    assert manager.notified_pods() == []
     assert health(manager) == "Unhealthy"
 
 
 def test_repeated_list_notifies_no_pod(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/NoActualStateChange"""
+    """Kubelet test: TestHandleWatchResourcesStream/NoActualStateChange."""
     manager.restart(claim("c", "pod"))
     for _ in range(3):
         manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod"}]
+    assert manager.notified_pods() == [{"pod"}]
 
 
 def test_share_of_a_device_is_ignored(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/HealthChangeForDeviceWithShareID"""
+    """Kubelet test: TestHandleWatchResourcesStream/HealthChangeForDeviceWithShareID."""
     manager.restart(claim("c", "pod", share_id="one"), claim("d", "other", share_id="two"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod", "other"}]
+    assert manager.notified_pods() == [{"pod", "other"}]
 
 
 def test_change_notifies_all_pods_of_a_shared_claim_together(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/HealthChangeForMultiplePodsWithSharedDevice"""
+    """Kubelet test: TestHandleWatchResourcesStream/HealthChangeForMultiplePodsWithSharedDevice."""
     manager.restart(claim("c", "pod", "other"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod", "other"}]
+    assert manager.notified_pods() == [{"pod", "other"}]
 
 
 def test_end_of_a_stream_clears_and_notifies_no_pod(manager: Manager) -> None:
@@ -479,15 +479,15 @@ def test_end_of_a_stream_clears_and_notifies_no_pod(manager: Manager) -> None:
     assert health(manager) == "Unhealthy"
     manager.end_stream(DRIVER)
     assert health(manager) == "Unknown"
-    assert manager.notified() == [{"pod"}]
+    assert manager.notified_pods() == [{"pod"}]
 
 
 def test_101st_queued_notification_is_lost(manager: Manager) -> None:
     manager.restart(claim("c", "pod"))
     for number in range(NOTIFICATIONS + 1):
         manager.receive(DRIVER, [entry(message=f"{number}")])
-    assert len(manager.notified()) == NOTIFICATIONS
-    assert manager.dropped() == [{"pod"}]
+    assert len(manager.notified_pods()) == NOTIFICATIONS
+    assert manager.dropped_notifications() == [{"pod"}]
 
 
 def test_expired_device_is_a_change_of_the_next_list(manager: Manager) -> None:
@@ -495,10 +495,10 @@ def test_expired_device_is_a_change_of_the_next_list(manager: Manager) -> None:
     manager.receive(DRIVER, [healthy()])
     manager.pass_time(LEASE_S + 1)
     manager.receive(DRIVER, [healthy("gpu-1")])
-    assert manager.notified() == [{"pod"}, {"pod"}]
+    assert manager.notified_pods() == [{"pod"}, {"pod"}]
 
 
-# --- in a pod's status ----------------------------------------------------------------------------------
+# --- status of pods -------------------------------------------------------------------------------------
 
 
 def claim_of(*devices: PreparedDevice) -> ClaimInfo:
@@ -512,7 +512,7 @@ def pod_using(use: str) -> Pod:
 
 @pytest.mark.parametrize("share_id", ["", "one"], ids=["direct", "ShareID"])
 def test_container_status_names_the_claim_as_in_the_pod(manager: Manager, share_id: str) -> None:
-    """TestUpdateAllocatedResourcesStatus/{direct,renamed,ShareID}; templates are left out"""
+    """Kubelet test: TestUpdateAllocatedResourcesStatus/{direct,renamed,ShareID}; templates are left out."""
     manager.restart(claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ("example.com/gpu=0",), share_id)))
     manager.update(DRIVER, [unhealthy()])
     expected = {"claim:mine": (ResourceHealth("example.com/gpu=0", "Unhealthy"),)}
@@ -529,7 +529,7 @@ def test_container_status_names_the_claim_as_in_the_pod(manager: Manager, share_
     ],
 )
 def test_subrequest_shows_the_devices_of_its_request(manager: Manager, use: str, shown: bool) -> None:
-    """TestUpdateAllocatedResourcesStatus_Subrequest"""
+    """Kubelet test: TestUpdateAllocatedResourcesStatus_Subrequest."""
     manager.restart(claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ())))
     assert list(manager.status(pod_using(use))) == ([f"claim:{use}"] if shown else [])
 
@@ -555,7 +555,7 @@ def test_only_the_first_device_with_a_cdi_id_is_shown(manager: Manager) -> None:
 def test_pod_status_shows_the_health_of_a_device(
     manager: Manager, stored: tuple[int, str], ids: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
-    """TestBuildResourceHealth, TestToResourceHealthStatus"""
+    """Kubelet test: TestBuildResourceHealth, TestToResourceHealthStatus."""
     manager.restart(claim_of(PreparedDevice("pool", "gpu-0", (), ids)))
     manager.update(DRIVER, [entry(health=stored[0], message=stored[1])])
     assert manager.status(pod_using("mine")) == {"claim:mine": (expected,)}

@@ -75,7 +75,7 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def changed(**fault: object) -> bytes:
+def changed_file(**fault: object) -> bytes:
     """Return the file with changed values in its first fault."""
     document = json.loads(encode_gpu_faults(MEMORY))
     document["faults"][0] |= fault
@@ -144,7 +144,7 @@ def test_fault_without_monotonic_times_is_stored_as_by_an_earlier_release():
 
 
 def test_field_of_later_release_is_ignored():
-    assert decode_gpu_faults(changed(added_later=7)) == MEMORY
+    assert decode_gpu_faults(changed_file(added_later=7)) == MEMORY
 
 
 def storm(text: str, lines: int) -> PersistentState:
@@ -240,24 +240,24 @@ def test_random_bytes_give_memory_or_corrupt_file(data):
             "state file cannot be parsed: object missing required field `faults`",
         ),
         (
-            changed(severity=5),
+            changed_file(severity=5),
             "state file cannot be parsed: expected `int` <= 4 - at `$.faults[0].severity`",
         ),
-        (changed(gi=-1), "state file cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
+        (changed_file(gi=-1), "state file cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
         (
-            changed(ci=2**32),
+            changed_file(ci=2**32),
             "state file cannot be parsed: expected `int` <= 4294967295 - at `$.faults[0].ci`",
         ),
         (
-            changed(cure="prayer"),
+            changed_file(cure="prayer"),
             "state file cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`",
         ),
         (
-            changed(times="2"),
+            changed_file(times="2"),
             "state file cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`",
         ),
         (
-            changed(evidence=None),
+            changed_file(evidence=None),
             "state file cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`",
         ),
         (encode_gpu_faults(PersistentState((GPU, GPU))), "GPU fault file has 2 GPUs with number 3"),
@@ -345,7 +345,7 @@ def test_five_corrupt_files_are_kept_and_the_oldest_is_replaced(path):
 
 
 @pytest.fixture
-def locked(path: Path):
+def forbidden_path(path: Path):
     """Path in a directory that this user may not access, even if root runs the tests."""
     save_gpu_faults(path, MEMORY)
     path.parent.chmod(0)
@@ -358,16 +358,17 @@ def locked(path: Path):
     assert load_gpu_faults(path) == (MEMORY, "")
 
 
-def test_unwritable_directory_is_named_and_old_file_stays(locked):
+def test_unwritable_directory_is_named_and_old_file_stays(forbidden_path):
     with pytest.raises(StateWriteError, match=r"could not be written: Permission denied") as caught:
-        save_gpu_faults(locked, PersistentState())
-    assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
+        save_gpu_faults(forbidden_path, PersistentState())
+    assert (caught.value.path, caught.value.errno) == (forbidden_path, errno.EACCES)
     assert caught.value.size == len(encode_gpu_faults(PersistentState()))
 
 
-def test_unreadable_file_stays_in_place(locked):
-    words = f"{locked}: Permission denied; could not be kept: Permission denied; the next write replaces it"
-    assert load_gpu_faults(locked) == (PersistentState(), words)
+def test_unreadable_file_stays_in_place(forbidden_path):
+    reason = "Permission denied; could not be kept: Permission denied; the next write replaces it"
+    words = f"{forbidden_path}: {reason}"
+    assert load_gpu_faults(forbidden_path) == (PersistentState(), words)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):

@@ -17,7 +17,7 @@ from faults import (
     read_observers,
     read_results,
     read_seconds,
-    unproven,
+    unproven_faults,
     with_figures,
 )
 from faults.kills import Kept
@@ -96,9 +96,9 @@ def test_soak_fails_for_a_resource_that_grows_after_the_warm_up(growth: Sample, 
 
 def test_answered_prepare_that_no_ledger_has_is_lost(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
-    assert kept.lost() == []
+    assert kept.find_losses() == []
     kept.add_prepare("c-1")
-    assert kept.lost() == ["prepare of claim c-1"]
+    assert kept.find_losses() == ["prepare of claim c-1"]
 
 
 def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:
     tests = ("test_a.py::test_passes", "test_a.py::test_one_passes", "deep/test_b.py::test_skips")
     tests += ("test_a.py::test_fails", "test_a.py::test_is_gone")
     faults = [Fault("disk", f"fault {number}", "promise", test) for number, test in enumerate(tests)]
-    assert unproven(faults, read_results([results])) == [
+    assert unproven_faults(faults, read_results([results])) == [
         "fault 2: skipped: deep/test_b.py::test_skips",
         "fault 3: failure: test_a.py::test_fails",
         "fault 4: did not run: test_a.py::test_is_gone",

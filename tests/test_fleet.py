@@ -184,7 +184,7 @@ def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = fleet(capsys, "--prometheus", url)
-    found = [(one["node"], one["device"], one["state"]) for one in document["sick"]]
+    found = [(device["node"], device["device"], device["state"]) for device in document["sick"]]
     assert found == [
         ("node-042", "gpu-0", "unhealthy"),
         ("node-007", "gpu-3", "unhealthy"),
@@ -240,9 +240,9 @@ def test_groups_have_their_sick_devices(
 def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     other = fleet(capsys, "--prometheus", url, "--select", 'cluster="b"')
     assert (other["nodes"], other["sick"], other["rules"], other["versions"]) == (0, [], [], [])
-    one = fleet(capsys, "--prometheus", url, "--select", 'cluster="a",instance=~"node-04."')
-    assert {sick["node"] for sick in one["sick"]} == {"node-042"}
-    assert one["nodes"] == 10
+    only = fleet(capsys, "--prometheus", url, "--select", 'cluster="a",instance=~"node-04."')
+    assert {sick["node"] for sick in only["sick"]} == {"node-042"}
+    assert only["nodes"] == 10
 
 
 def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +318,7 @@ def test_refused_query_is_an_error_of_the_server(url: str) -> None:
 
 
 @contextmanager
-def answering(status: int, body: bytes, requests: list[Any] | None = None) -> Iterator[str]:
+def serve_answer(status: int, body: bytes, requests: list[Any] | None = None) -> Iterator[str]:
     """Run a server with one answer to each request; yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -347,7 +347,7 @@ EMPTY: Final = b'{"status": "success", "data": {"resultType": "vector", "result"
 
 def test_credentials_are_sent_and_never_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests: list[Any] = []
-    with answering(200, EMPTY, requests) as address:
+    with serve_answer(200, EMPTY, requests) as address:
         document = fleet(capsys, "--prometheus", f"http://admin:se%20cret@{address}/prefix/")
         assert document["prometheus"] == f"http://{address}/prefix/"
         assert document["sick"] == []
@@ -360,7 +360,7 @@ def test_credentials_are_sent_and_never_printed(tmp_path: Path, capsys: pytest.C
 
 
 def test_server_without_agents_is_named_with_what_to_see(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering(200, EMPTY) as address:
+    with serve_answer(200, EMPTY) as address:
         assert main(["fleet", "--prometheus", f"http://{address}"]) == 0
     assert "the server has no metrics of agents: see its targets, and --select" in capsys.readouterr().out
 
@@ -368,7 +368,7 @@ def test_server_without_agents_is_named_with_what_to_see(capsys: pytest.CaptureF
 def test_node_label_that_no_agent_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     series = b'{"metric": {"instance": "n", "job": "j"}, "value": [1, "1"]}'
     body = b'{"status": "success", "data": {"result": [%b]}}' % series
-    with answering(200, body) as address:
+    with serve_answer(200, body) as address:
         assert main(["fleet", "--prometheus", f"http://{address}", "--node-label", "host"]) == 64
     text = "--node-label host: no agent has this label; name one of instance, job"
     assert text in capsys.readouterr().err
@@ -376,7 +376,7 @@ def test_node_label_that_no_agent_has_is_refused(capsys: pytest.CaptureFixture[s
 
 def test_warning_of_the_server_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     body = b'{"status": "success", "data": {"result": []}, "warnings": ["store\\u001b a: timeout"]}'
-    with answering(200, body) as address:
+    with serve_answer(200, body) as address:
         assert main(["fleet", "--prometheus", f"http://{address}"]) == 0
     error = capsys.readouterr().err
     assert error.count("a: timeout; rows may be missing") == 1
@@ -409,13 +409,13 @@ def test_file_without_a_token_is_refused(
 def test_answer_of_no_prometheus_exits_with_69(
     capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str
 ) -> None:
-    with answering(status, body) as address:
+    with serve_answer(status, body) as address:
         assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
     assert words in capsys.readouterr().err
 
 
 def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering(200, EMPTY) as address:
+    with serve_answer(200, EMPTY) as address:
         pass
     assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
     assert (

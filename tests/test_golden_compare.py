@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from golden.compare import VOLATILE, differences, masked, reduced
+from golden.compare import VOLATILE, differences, mask_keys, without_prose
 from golden.pack import TEXT, pack, unpack
 from golden.plain import plain
 
@@ -58,13 +58,13 @@ def test_head_of_a_prepare_error_is_compared() -> None:
 
 
 def test_reduced_value_compares_as_the_whole_one() -> None:
-    assert list(differences(reduced(GOLDEN), GOLDEN)) == []
-    assert reduced(GOLDEN)["message"] == "<text> gpu.xid.79: "
-    assert reduced(GOLDEN)["evidence"] == ["<text>", "<text>"]
+    assert list(differences(without_prose(GOLDEN), GOLDEN)) == []
+    assert without_prose(GOLDEN)["message"] == "<text> gpu.xid.79: "
+    assert without_prose(GOLDEN)["evidence"] == ["<text>", "<text>"]
 
 
 def test_masked_value_keeps_whether_there_is_one() -> None:
-    assert masked([{"at": 1, "in": {"at": None}}], frozenset({"at"})) == [
+    assert mask_keys([{"at": 1, "in": {"at": None}}], frozenset({"at"})) == [
         {"at": VOLATILE, "in": {"at": None}}
     ]
 

@@ -3,7 +3,7 @@
 import pytest
 from golden import commands, conformance, files
 from golden.compare import check
-from golden.files import load, stored
+from golden.files import list_golden_files, load
 
 
 @pytest.mark.parametrize("name", commands.CASES)
@@ -18,5 +18,5 @@ def test_conform_results_equal_the_golden_ones(name: str) -> None:
 
 
 def test_every_golden_document_has_a_case() -> None:
-    assert stored(files.DOCUMENTS) == sorted(commands.CASES)
+    assert list_golden_files(files.DOCUMENTS) == sorted(commands.CASES)
     assert list(load(files.CONFORMANCE)) == list(conformance.OBSERVATIONS)

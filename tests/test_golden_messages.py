@@ -9,8 +9,8 @@ from golden.files import load
 
 
 @pytest.fixture(scope="module")
-def sent() -> dict[str, str]:
-    return messages.sent()
+def encoded_messages() -> dict[str, str]:
+    return messages.encode_messages()
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +18,13 @@ def replies() -> dict[str, Any]:
     return messages.replies()
 
 
-def test_each_kind_of_message_is_sent(sent: dict[str, str]) -> None:
-    assert list(sent) == list(load(files.MESSAGES))
+def test_each_kind_of_message_is_sent(encoded_messages: dict[str, str]) -> None:
+    assert list(encoded_messages) == list(load(files.MESSAGES))
 
 
 @pytest.mark.parametrize("name", load(files.MESSAGES))
-def test_bytes_of_a_message_equal_the_golden_ones(sent: dict[str, str], name: str) -> None:
-    assert sent[name] == load(files.MESSAGES)[name]
+def test_bytes_of_a_message_equal_the_golden_ones(encoded_messages: dict[str, str], name: str) -> None:
+    assert encoded_messages[name] == load(files.MESSAGES)[name]
 
 
 def test_stored_report_and_status_decoded_are_encoded_to_equal_bytes() -> None:

@@ -37,7 +37,7 @@ def test_history_of_the_same_uses_has_the_rows_of_the_release(tmp_path: Path) ->
 
 def test_declaration_of_the_release_has_its_decoded_devices() -> None:
     data = (RELEASE / release.DECLARATION).read_bytes()
-    check(load(RELEASE / f"{release.DECLARATION}.values.json"), release.declared(data))
+    check(load(RELEASE / f"{release.DECLARATION}.values.json"), release.decode_declaration(data))
 
 
 def test_declaration_of_the_same_devices_has_the_same_lines() -> None:

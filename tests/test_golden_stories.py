@@ -3,7 +3,7 @@
 import pytest
 from golden import files, stories
 from golden.compare import check
-from golden.files import load, stored
+from golden.files import list_golden_files, load
 
 
 @pytest.mark.parametrize("name", stories.STORIES)
@@ -15,4 +15,4 @@ def test_each_step_of_a_story_equals_the_golden_one(name: str) -> None:
 
 
 def test_every_golden_story_has_a_case() -> None:
-    assert stored(files.STORIES) == sorted(stories.STORIES)
+    assert list_golden_files(files.STORIES) == sorted(stories.STORIES)

@@ -3,7 +3,7 @@
 import pytest
 from golden import files, surface
 from golden.compare import check
-from golden.files import load, stored
+from golden.files import list_golden_files, load
 
 
 @pytest.mark.parametrize("name", surface.SURFACE)
@@ -12,4 +12,4 @@ def test_surface_equals_the_golden_one(name: str) -> None:
 
 
 def test_every_golden_surface_has_a_case() -> None:
-    assert stored(files.SURFACE) == sorted(surface.SURFACE)
+    assert list_golden_files(files.SURFACE) == sorted(surface.SURFACE)

@@ -46,7 +46,7 @@ NO_FIELDS: Final = {field: ABSENT for fields in FIELD_VALUES.values() for field 
 FIELDS_TEXT: Final = "recovery action, ECC errors, remapped rows, retired pages, PCIe replays, slowdown times"
 
 
-def blank(kinds: str) -> Finding:
+def blank_finding(kinds: str) -> Finding:
     return Finding(BLANK, Severity.UNKNOWN, f"NVML reports none of these: {kinds}")
 
 
@@ -67,9 +67,10 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     (BLANK, gpu_view(readings=T4), OK),
     (BLANK, gpu_view({**NO_FIELDS, GpuField.PCIE_REPLAY: 0}), OK),
     (BLANK, gpu_view({**NO_FIELDS, GpuField.PCIE_REPLAY: EIO}), OK),  # gpu.pcie.replay.unreadable
-    (BLANK, gpu_view(NO_FIELDS), blank(FIELDS_TEXT)),
+    (BLANK, gpu_view(NO_FIELDS), blank_finding(FIELDS_TEXT)),
     (BLANK, gpu_view(dict.fromkeys(GpuField, ABSENT)),
-     blank(f"{FIELDS_TEXT}, ECC errors by memory, temperature, reasons for reduced clocks, PCIe link")),
+     blank_finding(f"{FIELDS_TEXT}, ECC errors by memory, temperature, "
+                   "reasons for reduced clocks, PCIe link")),
     (BLANK, gpu_view(sample=None), RuleInconclusive("needs the GPU")),
     # --- gpu.not_answering
     (SILENT, gpu_view(), OK),

@@ -34,7 +34,7 @@ def failing_library(err: int) -> GpuRuleInput:
     return gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.FAILING, err=err))
 
 
-def stuck(*processes: tuple[int, str]) -> GpuRuleInput:
+def view_with_stuck(*processes: tuple[int, str]) -> GpuRuleInput:
     return gpu_view(host=GpuOsSample(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
 
 
@@ -139,16 +139,17 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
      Finding(DEAF, Severity.DEGRADED, "neither NVML's events nor the kernel log report its XIDs")),
     (DEAF, gpu_view(is_log_readable=False, sample=None), RuleInconclusive("needs the GPU")),
     # --- gpu.driver.stuck_process
-    (STUCK, stuck(), OK),
+    (STUCK, view_with_stuck(), OK),
     (
         STUCK,
         gpu_view(host=GpuOsSample(stuck=ABSENT)),
         RuleNotApplicable("the agent may not inspect other processes (CAP_SYS_PTRACE)"),
     ),
-    (STUCK, stuck((12, "python")), Finding(STUCK, Severity.DEGRADED, "stuck in the driver: python (12)")),
-    (STUCK, stuck(*((pid, "rank") for pid in (1, 2, 3, 4))),
+    (STUCK, view_with_stuck((12, "python")),
+     Finding(STUCK, Severity.DEGRADED, "stuck in the driver: python (12)")),
+    (STUCK, view_with_stuck(*((pid, "rank") for pid in (1, 2, 3, 4))),
      Finding(STUCK, Severity.DEGRADED, "stuck in the driver: rank (1), rank (2), rank (3), rank (4)")),
-    (STUCK, stuck(*((pid, "rank") for pid in range(1, 9))),
+    (STUCK, view_with_stuck(*((pid, "rank") for pid in range(1, 9))),
      Finding(STUCK, Severity.DEGRADED,
              "stuck in the driver: rank (1), rank (2), rank (3), rank (4) and 4 more")),
     (STUCK, gpu_view(sample=None, host=GpuOsSample(stuck=(StuckProcess(5, "nvidia-smi"),))),

@@ -21,7 +21,7 @@ from agents import (
 from machine import machine_lock, skip_unless_kernel_log
 from scenarios.row import INFO, Row
 from scenarios.stage import Stage
-from scenarios.steps import passes_done, xid_line
+from scenarios.steps import wait_for_passes, xid_line
 
 DEVICE = Path("/dev/kmsg")
 STALLED = "source.stalled"
@@ -101,7 +101,7 @@ def test_reload_keeps_gpus_and_latched_faults(stages: Stages) -> None:
 
 
 def log_line(code: int) -> None:
-    """A line about a GPU in a domain of its own, in the real kernel log."""
+    """Write a line about a GPU of an unused PCI domain to the real kernel log."""
     skip_unless_kernel_log(os.O_WRONLY)
     with DEVICE.open("wb", buffering=0) as device:
         device.write(f"{xid_line(code, 'of a test', gpu=15)}\n".encode())
@@ -114,5 +114,5 @@ def test_real_kernel_log_line_is_read_if_any_facility_is_accepted(stages: Stages
         sober = stages(Row("", (), gpus=16, flags=("--kmsg", str(DEVICE))))
         log_line(code)
         believing.clients.know(["gpu-15"], INFO, f"gpu.xid.{code}: ")
-    sober.perform(passes_done(5, "gpu-15"))
+    sober.perform(wait_for_passes(5, "gpu-15"))
     sober.clients.never("gpu.xid.")

@@ -32,22 +32,22 @@ def names(report: Report) -> list[str]:
     return [device.device for device in report.devices]
 
 
-def opening(node: GpuNode) -> None:
-    """NVML is being opened, and that takes its time."""
+def begin_opening(node: GpuNode) -> None:
+    """Let a node begin to open NVML, in a call that lasts."""
     node.nvml = node.nvml._replace(state=SourceState.STARTING, passes=0, beat_ns=node.now_ns)
     node.library |= {"call": "nvmlInit_v2", "call_ns": node.now_ns}
 
 
-def opened(node: GpuNode) -> None:
+def finish_opening(node: GpuNode) -> None:
     node.nvml = node.nvml._replace(state=SourceState.OK, passes=1, beat_ns=node.now_ns)
     node.library |= {"call": "", "call_ns": 0}
 
 
 def fresh_start(gpus: int = 2) -> GpuNode:
-    """The agent has just begun, on a node that it has never seen, and NVML is being opened."""
+    """Return a node whose agent has just started without stored state, and opens NVML."""
     node = GpuNode(gpus)
     node.restart(evaluate=False)
-    opening(node)
+    begin_opening(node)
     node.state = EngineState(node.settings)
     return node
 
@@ -61,7 +61,7 @@ def test_no_device_is_healthy_before_its_first_pass() -> None:
     node.read()
     for tenth in range(40):
         if tenth == 10:
-            opened(node)
+            finish_opening(node)
         if tenth == 15:
             node.change(1, passes=1, beat_ns=node.now_ns)
         report = node.evaluate()
@@ -87,7 +87,7 @@ def test_hanging_library_delays_other_devices_at_most_2_s() -> None:
 
 def test_fast_first_passes_are_reported_without_delay() -> None:
     node = fresh_start()
-    opened(node)
+    finish_opening(node)
     node.read()
     report = node.evaluate()
     assert not report.starting
@@ -97,7 +97,7 @@ def test_fast_first_passes_are_reported_without_delay() -> None:
 def test_known_gpus_are_unknown_then_unhealthy_while_nvml_hangs() -> None:
     node = GpuNode(2, migs={0: [(1, 0)]})
     node.restart(evaluate=False)
-    opening(node)
+    begin_opening(node)
     node.read()
     node.evaluate()
     node.rest(2)
@@ -107,7 +107,7 @@ def test_known_gpus_are_unknown_then_unhealthy_while_nvml_hangs() -> None:
         assert (node.health(name), node.codes(name)[0]) == (Health.UNKNOWN, "gpu.unseen"), name
     node.rest(DEAD_S)
     assert node.health("gpu-0") is Health.UNHEALTHY
-    opened(node)
+    finish_opening(node)
     node.rest(PROBATION_S + 20)
     assert [node.health(name) for name in ("gpu-0", "gpu-0-mig-1-0", "gpu-1")] == [Health.HEALTHY] * 3
 
@@ -118,7 +118,7 @@ def test_gpus_of_bus_are_unknown_while_first_nvml_init_hangs() -> None:
     node.host = GpuOsSample(bus_gpus=bus, bound_gpus=bus)
     node.rest(3)
     assert (node.health(), node.codes()) == (Health.UNKNOWN, ["gpu.unseen"])
-    opened(node)
+    finish_opening(node)
     node.rest(40)
     assert (node.health(), dict(node.verdict().attributes)["uuid"]) == (Health.HEALTHY, "GPU-00000000")
 
@@ -189,11 +189,11 @@ def test_old_log_lines_are_evaluated_after_first_pass() -> None:
     node = GpuNode(1)
     node.log_xid(0, 48)
     node.restart(away_s=3600, evaluate=False)
-    opening(node)
+    begin_opening(node)
     for _ in range(3):
         node.read()
         assert "gpu.xid.48" not in node.codes()
-    opened(node)
+    finish_opening(node)
     node.next()
     assert (node.health(), node.codes()) == (Health.HEALTHY, []), "its driver asks for nothing"
 

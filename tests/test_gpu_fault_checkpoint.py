@@ -410,11 +410,11 @@ def test_configured_severity_ends_fault_that_needs_replacement() -> None:
 
 def test_fault_follows_gpu_to_another_slot() -> None:
     node = beyond_repair()
-    one, other = node.gpus[0], node.gpus[1]
-    node.gpus[0] = replace(other, index=0, bus=one.bus)
-    node.gpus[1] = replace(one, index=1, bus=other.bus)
+    first, other = node.gpus[0], node.gpus[1]
+    node.gpus[0] = replace(other, index=0, bus=first.bus)
+    node.gpus[1] = replace(first, index=1, bus=other.bus)
     node.restart(boot_id=SECOND_BOOT)
-    assert dict(node.verdict("gpu-0").attributes)["uuid"] == one.uuid
+    assert dict(node.verdict("gpu-0").attributes)["uuid"] == first.uuid
     assert "gpu.xid.64" in node.codes("gpu-0")
     assert node.codes("gpu-1") == []
 
@@ -424,9 +424,9 @@ def test_fault_follows_gpu_if_an_added_gpu_is_identified_first(order: tuple[int,
     """The added GPU has a lower slot, so that the PCI addresses of the others have moved."""
     node = beyond_repair()
     node.restart(boot_id=SECOND_BOOT, evaluate=False)
-    one, other = node.gpus[0], node.gpus[1]
-    added = gpu_sample(number=9, uuid="GPU-added", bus=one.bus)
-    identified = (added, replace(one, bus=other.bus), replace(other, bus="0000:5b:00.0"))
+    first, other = node.gpus[0], node.gpus[1]
+    added = gpu_sample(number=9, uuid="GPU-added", bus=first.bus)
+    identified = (added, replace(first, bus=other.bus), replace(other, bus="0000:5b:00.0"))
     node.gpus = {
         index: replace(gpu, index=index, uuid="", bus="", passes=0, beat_ns=node.now_ns)
         for index, gpu in enumerate(identified)
@@ -439,7 +439,7 @@ def test_fault_follows_gpu_if_an_added_gpu_is_identified_first(order: tuple[int,
     node.rest(5)
     devices = [device for device in node.evaluate().devices if device.device.startswith("gpu-")]
     uuids = [dict(device.attributes)["uuid"] for device in devices]
-    assert uuids == [one.uuid, other.uuid, "GPU-added"]
+    assert uuids == [first.uuid, other.uuid, "GPU-added"]
     assert "gpu.xid.64" in node.codes("gpu-0")
     assert (node.codes("gpu-1"), node.codes("gpu-2")) == ([], [])
 
@@ -464,9 +464,9 @@ def test_xid_logged_before_nvml_is_read_is_of_the_gpu_of_this_boot(
     """An added card has moved the PCI addresses of the GPUs since the last boot."""
     node = GpuNode()
     node.rest(5)
-    one, other = node.gpus[0], node.gpus[1]
+    first, other = node.gpus[0], node.gpus[1]
     node.restart(boot_id=SECOND_BOOT, evaluate=False)
-    moved = (replace(one, bus=other.bus), replace(other, bus="0000:5b:00.0"))
+    moved = (replace(first, bus=other.bus), replace(other, bus="0000:5b:00.0"))
     node.nvml = node.nvml._replace(state=state)
     node.gpus = {
         index: replace(gpu, index=index, uuid="", bus="", passes=0, beat_ns=node.now_ns)

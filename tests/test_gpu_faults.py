@@ -17,7 +17,7 @@ XID_48, XID_45, XID_79 = "gpu.xid.48", "gpu.xid.45", "gpu.xid.79"
 INSTANCES: Final = ("gpu-0-mig-1-0", "gpu-0-mig-2-0", "gpu-0-mig-2-1")
 
 
-def partitioned(**options: object) -> GpuNode:
+def partitioned_node(**options: object) -> GpuNode:
     return GpuNode(2, migs={0: [(1, 0), (2, 0), (2, 1)]}, **options)  # type: ignore[arg-type]
 
 
@@ -327,7 +327,7 @@ def test_xid_that_left_nvml_table_and_recurs_is_counted() -> None:
 
 
 def test_fault_of_whole_gpu_affects_every_instance() -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.nvml_xid(0, 48)
     for name in ("gpu-0", *INSTANCES):
         assert (node.health(name), node.codes(name)) == (Health.UNHEALTHY, [XID_48]), name
@@ -339,7 +339,7 @@ def test_fault_of_whole_gpu_affects_every_instance() -> None:
     [(1, 0, INSTANCES[:1]), (2, 1, INSTANCES[2:]), (2, WHOLE_GPU, INSTANCES[1:])],
 )
 def test_fault_of_instance_is_info_on_its_gpu(gi: int, ci: int, hit: tuple[str, ...]) -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.xid(0, 48, gi, ci)
     unhealthy = [name for name in INSTANCES if node.health(name) is Health.UNHEALTHY]
     assert unhealthy == list(hit)
@@ -354,14 +354,14 @@ def test_fault_of_instance_is_info_on_its_gpu(gi: int, ci: int, hit: tuple[str, 
     ("instance", "hit"), [(" GPU-I:01 GPU-CI:00", INSTANCES[:1]), (" GPU-I:02", INSTANCES[1:])]
 )
 def test_log_line_with_instance_affects_that_instance(instance: str, hit: tuple[str, ...]) -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.log_xid(0, 48, instance=instance)
     assert [name for name in INSTANCES if node.health(name) is Health.UNHEALTHY] == list(hit)
 
 
 @pytest.mark.parametrize(("gi", "ci"), [(9, 0), (9, WHOLE_GPU), (1, 3)])
 def test_fault_of_absent_instance_belongs_to_gpu(gi: int, ci: int) -> None:
-    for node in (GpuNode(), partitioned()):
+    for node in (GpuNode(), partitioned_node()):
         node.nvml_xid(0, 48, gi, ci)
         devices = [device.device for device in node.evaluate().devices if device.device.startswith("gpu-0")]
         assert all((node.health(name), node.codes(name)) == (Health.UNHEALTHY, [XID_48]) for name in devices)
@@ -370,7 +370,7 @@ def test_fault_of_absent_instance_belongs_to_gpu(gi: int, ci: int) -> None:
 
 
 def test_repartition_moves_fault_to_gpu_and_keeps_it() -> None:
-    node = partitioned(readings=OLD_DRIVER)
+    node = partitioned_node(readings=OLD_DRIVER)
     node.xid(0, 48, 1, 0)
     node.rest(5)
     node.partition(0, (7, 0), (8, 0))
@@ -383,7 +383,7 @@ def test_repartition_moves_fault_to_gpu_and_keeps_it() -> None:
 
 
 def test_line_without_instance_waits_one_second_for_nvml() -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.log_xid(0, 48)
     assert [node.codes(name) for name in ("gpu-0", *INSTANCES)] == [[], [], [], []]
     node.wait(0.5)
@@ -395,7 +395,7 @@ def test_line_without_instance_waits_one_second_for_nvml() -> None:
 
 
 def test_line_without_nvml_report_affects_whole_gpu() -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.log_xid(0, 48)
     node.evaluate()
     node.rest(1.1)
@@ -403,7 +403,7 @@ def test_line_without_nvml_report_affects_whole_gpu() -> None:
 
 
 def test_late_nvml_report_moves_log_fault_to_instance() -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.log_xid(0, 46)
     node.evaluate()
     node.rest(2)
@@ -419,7 +419,7 @@ def test_late_nvml_report_moves_log_fault_to_instance() -> None:
 
 
 def test_older_log_fault_stays_when_nvml_names_instance() -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.log_xid(0, 46)
     node.rest(60)
     node.log_xid(0, 46)
@@ -436,7 +436,7 @@ def test_line_of_unpartitioned_gpu_does_not_wait() -> None:
 
 
 def test_fault_of_gpu_outranks_info_of_its_instance() -> None:
-    node = partitioned(readings=OLD_DRIVER)
+    node = partitioned_node(readings=OLD_DRIVER)
     node.nvml_xid(0, 94, 1, 0)
     assert node.cause("gpu.xid.94", INSTANCES[0]).severity is Severity.DEGRADED
     for _ in range(2):
@@ -511,7 +511,7 @@ def test_flood_of_one_fault_is_one_entry_with_stable_evidence() -> None:
 
 
 def test_fault_log_is_bounded_and_keeps_worst_fault() -> None:
-    node = partitioned()
+    node = partitioned_node()
     node.xid(0, 79)
     for code in range(1000, 2000):
         node.log_xid(0, code)

@@ -58,7 +58,7 @@ def bad(code: str, text: str, held: str = "1 min") -> Finding:
     return Finding(code, Severity.DEGRADED, f"{text} (reported until {held} after the end)")
 
 
-def counted(code: str, text: str) -> Finding:
+def counter_finding(code: str, text: str) -> Finding:
     """Return the finding from a counter of the last minute."""
     return bad(code, text, "at most 2 min")
 
@@ -94,13 +94,13 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     (SLOWED, heat_view(), OK),
     (SLOWED, heat_view(TENTH - 1, TENTH - 1), OK),
     (SLOWED, heat_view(TENTH),
-     counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
+     counter_finding(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
     (SLOWED, heat_view(0, TENTH),
-     counted(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
+     counter_finding(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
     (SLOWED, heat_view(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
     (SLOWED, heat_view(CounterGrowth(0, 59.0)), RuleInconclusive("needs 1 min of history")),
     (SLOWED, heat_view(CounterGrowth(TENTH, 7.0)),
-     counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
+     counter_finding(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
     (SLOWED, heat_view(BROKEN, 0), RuleInputUnreadable("slowed_hw_thermal", EIO)),
     (SLOWED, heat_view(NONE, NONE, 0x1), OK),
     (SLOWED, heat_view(NONE, NONE, 0x40), bad(SLOWED, "clocks are reduced by the hardware because of heat")),
@@ -111,7 +111,7 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.power.brake
     (BRAKE, power_brake_view(TENTH - 1), OK),
     (BRAKE, power_brake_view(TENTH),
-     counted(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
+     counter_finding(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
     (BRAKE, power_brake_view(0, 0x80), OK),
     (BRAKE, power_brake_view(CounterGrowth(0, 1.0)), RuleInconclusive("needs 1 min of history")),
     (BRAKE, power_brake_view(BROKEN), RuleInputUnreadable("slowed_hw_brake", EIO)),

@@ -169,7 +169,10 @@ with open_nvml_session(str(library)) as nvml:
 
 
 def test_replaced_library_is_loaded_again(tmp_path):
-    """Replaces the library, as a driver upgrade does. (The fake stays loaded, to keep its machine.)"""
+    """The test replaces the library, as a driver upgrade does.
+
+    The fake stays loaded, to keep its machine.
+    """
     if shutil.which("gcc") is None:
         pytest.skip("building a library needs gcc")
     for count in ("1", "2"):

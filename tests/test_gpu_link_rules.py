@@ -49,7 +49,7 @@ def bad(code: str, text: str, severity: Severity = Severity.DEGRADED) -> Finding
     return Finding(code, severity, text)
 
 
-def broken(code: str, text: str) -> Finding:
+def unhealthy_finding(code: str, text: str) -> Finding:
     return Finding(code, Severity.UNHEALTHY, text)
 
 
@@ -70,8 +70,8 @@ def view_of(field: GpuField, growth: CounterGrowth | int) -> GpuRuleInput:
     return gpu_view(grown={field: growth})
 
 
-def aer(name: str, field: GpuField, events: int, window: str, what: str, severity: Severity) -> Cases:
-    """The cases that the three AER rules share."""
+def aer_cases(name: str, field: GpuField, events: int, window: str, what: str, severity: Severity) -> Cases:
+    """Return the cases that the three AER rules share."""
     code = f"gpu.pcie.aer.{name}"
     text = f"{what}: at least {events} in {window}"
     if window != "1 min":
@@ -94,7 +94,7 @@ def links(up: Reading, before: int = ALL_UP, mig: Reading = 0) -> GpuRuleInput:
     return gpu_view(changed, seen=SeenGpuFeatures(links_up=before))
 
 
-def noisy(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuRuleInput:
+def noisy_links(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuRuleInput:
     return gpu_view(grown=by)._replace(sample=gpu_sample(link_errors=counts))
 
 
@@ -113,7 +113,7 @@ def mask(bits: Reading, summary: Reading = 1, state: Reading = 3) -> GpuRuleInpu
     })  # fmt: skip
 
 
-def managed(running: bool | Missing, *, before: bool = False) -> GpuRuleInput:
+def fabric_manager_view(running: bool | Missing, *, before: bool = False) -> GpuRuleInput:
     return gpu_view(seen=SeenGpuFeatures(fabric_manager=before), host=GpuOsSample(fabric_manager=running))
 
 
@@ -153,14 +153,16 @@ CASES: Final[Cases] = [
      RuleInconclusive("needs 1 min of history")),
     (REPLAY, view_of(GpuField.PCIE_REPLAY, BROKEN), RuleInputUnreadable("pcie_replay", EIO)),
     (REPLAY, view_of(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
-    *aer("correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED),
-    *aer("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
-    *aer("fatal", GpuField.AER_FATAL, 1, "10 min", "fatal PCIe errors", Severity.UNHEALTHY),
+    *aer_cases(
+        "correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED
+    ),
+    *aer_cases("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
+    *aer_cases("fatal", GpuField.AER_FATAL, 1, "10 min", "fatal PCIe errors", Severity.UNHEALTHY),
     # --- gpu.nvlink.down
     (DOWN, links(ALL_UP), OK),
     (DOWN, links(ALL_UP, before=0b11), OK),
-    (DOWN, links(ALL_UP & ~(1 << 4)), broken(DOWN, "NVLink 4 down, up before: 0-17")),
-    (DOWN, links(0b1001, before=0b1111), broken(DOWN, "NVLinks 1-2 down, up before: 0-3")),
+    (DOWN, links(ALL_UP & ~(1 << 4)), unhealthy_finding(DOWN, "NVLink 4 down, up before: 0-17")),
+    (DOWN, links(0b1001, before=0b1111), unhealthy_finding(DOWN, "NVLinks 1-2 down, up before: 0-3")),
     (DOWN, links(0b0011, before=0b0011), OK),  # links 2 and 3 were never up
     (DOWN, links(0, mig=1), RuleNotApplicable("a GPU in MIG mode uses no NVLinks")),
     (DOWN, links(0, before=0), RuleNotApplicable("no NVLink was up")),
@@ -168,23 +170,25 @@ CASES: Final[Cases] = [
     (DOWN, links(ABSENT), RuleNotApplicable("the GPU has no NVLinks")),
     # --- gpu.nvlink.errors, gpu.nvlink.recovery_failed
     (ERRORS, gpu_view(), OK),
-    (ERRORS, noisy({GpuField.LINK_CRC: 5_999}), OK),
-    (ERRORS, noisy({GpuField.LINK_CRC: 6_000}), bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: 1}), bad(ERRORS, f"NVLink replays: at least 1 in 10 min{HELD}")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: 1, GpuField.LINK_CRC: 9_000}),
+    (ERRORS, noisy_links({GpuField.LINK_CRC: 5_999}), OK),
+    (ERRORS, noisy_links({GpuField.LINK_CRC: 6_000}),
+     bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: 1}),
+     bad(ERRORS, f"NVLink replays: at least 1 in 10 min{HELD}")),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: 1, GpuField.LINK_CRC: 9_000}),
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min, "
          f"NVLink replays: at least 1 in 10 min{HELD}")),
-    (ERRORS, noisy({GpuField.LINK_RECOVERY: 2}, (0, 0, 0, 7, 1)),
+    (ERRORS, noisy_links({GpuField.LINK_RECOVERY: 2}, (0, 0, 0, 7, 1)),
      bad(ERRORS, f"NVLink recoveries: at least 1 in 10 min{HELD}"
          "; since the driver was loaded, most on NVLink 3")),
-    (ERRORS, noisy({GpuField.LINK_RECOVERY: 2}, (9, 9, 9, 9)),
+    (ERRORS, noisy_links({GpuField.LINK_RECOVERY: 2}, (9, 9, 9, 9)),
      bad(ERRORS, f"NVLink recoveries: at least 1 in 10 min{HELD}")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}), OK),  # it counted nothing, ever
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}), OK),  # it counted nothing, ever
     (ERRORS, gpu_view({GpuField.LINK_REPLAY: 7}, grown={GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}),
      RuleInconclusive("needs 10 min of history")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN}), RuleInputUnreadable("link_replay", EIO)),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
-    (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: BROKEN}), RuleInputUnreadable("link_replay", EIO)),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
     (ERRORS, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     (GIVEN_UP, gpu_view(), OK),
@@ -196,19 +200,21 @@ CASES: Final[Cases] = [
     (GIVEN_UP, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     # --- gpu.fabric.state, gpu.fabric.status
     (STATE, fabric(3), OK),
-    (STATE, fabric(2), broken(STATE, "registration with the fabric does not finish")),
-    (STATE, fabric(2, manager=ABSENT), broken(STATE, "registration with the fabric does not finish")),
-    (STATE, fabric(1), broken(STATE, "registration with the fabric does not begin")),
-    (STATE, fabric(1, manager=False), broken(STATE, "registration with the fabric does not begin")),
+    (STATE, fabric(2), unhealthy_finding(STATE, "registration with the fabric does not finish")),
+    (STATE, fabric(2, manager=ABSENT),
+     unhealthy_finding(STATE, "registration with the fabric does not finish")),
+    (STATE, fabric(1), unhealthy_finding(STATE, "registration with the fabric does not begin")),
+    (STATE, fabric(1, manager=False),
+     unhealthy_finding(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT, seen=RAN),
-     broken(STATE, "registration with the fabric does not begin")),
+     unhealthy_finding(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT),
      RuleNotApplicable("registration has not begun, and no Fabric Manager will begin it")),
     (STATE, fabric(0), NO_FABRIC),
     (STATE, fabric(ABSENT), NO_FABRIC),
     (STATE, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),
     (STATUS, fabric(3), OK),
-    (STATUS, fabric(3, 999), broken(STATUS, "registration with the fabric failed: UNKNOWN (999)")),
+    (STATUS, fabric(3, 999), unhealthy_finding(STATUS, "registration with the fabric failed: UNKNOWN (999)")),
     (STATUS, fabric(2, 999), REGISTERING),
     (STATUS, fabric(1, manager=False), REGISTERING),
     (STATUS, fabric(1, manager=ABSENT, seen=RAN), REGISTERING),
@@ -222,33 +228,34 @@ CASES: Final[Cases] = [
     (HEALTH, mask(0x1AA, ABSENT), OK),
     (HEALTH, mask(0x1A9), bad(HEALTH, "bandwidth is degraded")),
     (HEALTH, mask(0x1A6), bad(HEALTH, "routes are being recovered")),
-    (HEALTH, mask(0x19A), broken(HEALTH, "a route is unhealthy")),
+    (HEALTH, mask(0x19A), unhealthy_finding(HEALTH, "a route is unhealthy")),
     (HEALTH, mask(0x16A), bad(HEALTH, "recovering from an access timeout")),
-    (HEALTH, mask(0x5AA), broken(HEALTH, "too few NVLinks")),
-    (HEALTH, mask(0xBAA), broken(HEALTH, "incorrect configuration of an unknown kind")),
-    (HEALTH, mask(0x4A9), broken(HEALTH, "bandwidth is degraded, not in a partition")),
-    (HEALTH, mask(0x1AA, 2), broken(HEALTH, "summary: unhealthy")),
+    (HEALTH, mask(0x5AA), unhealthy_finding(HEALTH, "too few NVLinks")),
+    (HEALTH, mask(0xBAA), unhealthy_finding(HEALTH, "incorrect configuration of an unknown kind")),
+    (HEALTH, mask(0x4A9), unhealthy_finding(HEALTH, "bandwidth is degraded, not in a partition")),
+    (HEALTH, mask(0x1AA, 2), unhealthy_finding(HEALTH, "summary: unhealthy")),
     (HEALTH, mask(0x1AA, 3), bad(HEALTH, "summary: limited capacity")),
-    (HEALTH, mask(0, 2), broken(HEALTH, "summary: unhealthy")),
+    (HEALTH, mask(0, 2), unhealthy_finding(HEALTH, "summary: unhealthy")),
     (HEALTH, mask(0, 0), NO_HEALTH),
     (HEALTH, mask(0, 0, state=2), REGISTERING),
     (HEALTH, mask(0, 0, state=1), REGISTERING),
     (HEALTH, mask(0, 0, state=1)._replace(seen=STRANGER, host=GpuOsSample(fabric_manager=ABSENT)), NO_HEALTH),
-    (HEALTH, mask(0x19A, state=2), broken(HEALTH, "a route is unhealthy")),
+    (HEALTH, mask(0x19A, state=2), unhealthy_finding(HEALTH, "a route is unhealthy")),
     (HEALTH, mask(ABSENT, ABSENT), NO_HEALTH),
     (HEALTH, mask(EIO), RuleInputUnreadable("fabric_health", EIO)),
     (HEALTH, mask(0x1AA, EIO), RuleInputUnreadable("fabric_summary", EIO)),
     # --- gpu.fabric.manager
-    (MANAGER, managed(True), OK),
-    (MANAGER, managed(False),
+    (MANAGER, fabric_manager_view(True), OK),
+    (MANAGER, fabric_manager_view(False),
      bad(MANAGER, "nv-fabricmanager is not running, and the machine has NVSwitches")),
-    (MANAGER, managed(False, before=True), bad(MANAGER, "nv-fabricmanager was running, and is not any more")),
-    (MANAGER, managed(ABSENT, before=True),
+    (MANAGER, fabric_manager_view(False, before=True),
      bad(MANAGER, "nv-fabricmanager was running, and is not any more")),
-    (MANAGER, managed(ABSENT),
+    (MANAGER, fabric_manager_view(ABSENT, before=True),
+     bad(MANAGER, "nv-fabricmanager was running, and is not any more")),
+    (MANAGER, fabric_manager_view(ABSENT),
      RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be listed")),
-    (MANAGER, managed(EIO, before=True), RuleInputUnreadable("processes", EIO)),
-    (MANAGER, managed(False)._replace(sample=None),
+    (MANAGER, fabric_manager_view(EIO, before=True), RuleInputUnreadable("processes", EIO)),
+    (MANAGER, fabric_manager_view(False)._replace(sample=None),
      bad(MANAGER, "nv-fabricmanager is not running, and the machine has NVSwitches")),
 ]  # fmt: skip
 
@@ -269,5 +276,5 @@ def test_up_to_three_worst_links_are_listed() -> None:
     judge = ROWS[ERRORS].evaluate
     text = f"NVLink replays: at least 1 in 10 min{HELD}"
     named = bad(ERRORS, f"{text}; since the driver was loaded, most on NVLink 0-2")
-    assert judge(noisy({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 0))) == named
-    assert judge(noisy({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 9))) == bad(ERRORS, text)
+    assert judge(noisy_links({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 0))) == named
+    assert judge(noisy_links({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 9))) == bad(ERRORS, text)

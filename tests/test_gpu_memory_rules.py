@@ -52,7 +52,7 @@ def errors(
     })  # fmt: skip
 
 
-def lost(text: str, severity: Severity = Severity.DEGRADED) -> Finding:
+def lost_finding(text: str, severity: Severity = Severity.DEGRADED) -> Finding:
     return Finding(LOST, severity, f"{text} since the driver was loaded")
 
 
@@ -69,30 +69,32 @@ def pages(sbe: Reading, dbe: Reading) -> GpuRuleInput:
     return gpu_view({GpuField.RETIRED_SBE: sbe, GpuField.RETIRED_DBE: dbe}, readings=T4)
 
 
-def off(text: str) -> Finding:
+def off_finding(text: str) -> Finding:
     return Finding(OFF, Severity.INFO, text)
 
 
 CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.ecc.uncorrectable
     (LOST, errors(0), OK),
-    (LOST, errors(1), lost("1 uncorrectable error")),
-    (LOST, errors(3, dram=3, sram=0), lost("3 uncorrectable errors in DRAM")),
-    (LOST, errors(3, dram=2, sram=1), lost("3 uncorrectable errors in DRAM and SRAM")),
-    (LOST, errors(10), lost("at least 10 uncorrectable errors")),
-    (LOST, errors(999), lost("at least 100 uncorrectable errors")),
-    (LOST, errors(1, action=1), lost("1 uncorrectable error", Severity.UNHEALTHY)),
-    (LOST, errors(1, action=ABSENT), lost("1 uncorrectable error", Severity.UNHEALTHY)),
-    (LOST, errors(1, action=EIO), lost("1 uncorrectable error", Severity.UNHEALTHY)),
-    (LOST, errors(0, dram=2), lost("2 uncorrectable errors in DRAM")),
-    (LOST, errors(0, sram=1), lost("1 uncorrectable error in SRAM")),
-    (LOST, errors(0, sram=0, parity=1), lost("1 uncorrectable error in SRAM (parity)")),
-    (LOST, errors(0, sram=0, secded=2), lost("2 uncorrectable errors in SRAM (SEC-DED)")),
+    (LOST, errors(1), lost_finding("1 uncorrectable error")),
+    (LOST, errors(3, dram=3, sram=0), lost_finding("3 uncorrectable errors in DRAM")),
+    (LOST, errors(3, dram=2, sram=1), lost_finding("3 uncorrectable errors in DRAM and SRAM")),
+    (LOST, errors(10), lost_finding("at least 10 uncorrectable errors")),
+    (LOST, errors(999), lost_finding("at least 100 uncorrectable errors")),
+    (LOST, errors(1, action=1), lost_finding("1 uncorrectable error", Severity.UNHEALTHY)),
+    (LOST, errors(1, action=ABSENT), lost_finding("1 uncorrectable error", Severity.UNHEALTHY)),
+    (LOST, errors(1, action=EIO), lost_finding("1 uncorrectable error", Severity.UNHEALTHY)),
+    (LOST, errors(0, dram=2), lost_finding("2 uncorrectable errors in DRAM")),
+    (LOST, errors(0, sram=1), lost_finding("1 uncorrectable error in SRAM")),
+    (LOST, errors(0, sram=0, parity=1), lost_finding("1 uncorrectable error in SRAM (parity)")),
+    (LOST, errors(0, sram=0, secded=2), lost_finding("2 uncorrectable errors in SRAM (SEC-DED)")),
     (LOST, errors(0, action=1, parity=1),
-     lost("1 uncorrectable error in SRAM (parity)", Severity.UNHEALTHY)),
-    (LOST, errors(1, sram=1, parity=2, secded=1), lost("3 uncorrectable errors in SRAM (parity, SEC-DED)")),
-    (LOST, errors(5, dram=2, sram=3, secded=3), lost("5 uncorrectable errors in DRAM and SRAM (SEC-DED)")),
-    (LOST, errors(EIO, parity=1), lost("1 uncorrectable error in SRAM (parity)")),
+     lost_finding("1 uncorrectable error in SRAM (parity)", Severity.UNHEALTHY)),
+    (LOST, errors(1, sram=1, parity=2, secded=1),
+     lost_finding("3 uncorrectable errors in SRAM (parity, SEC-DED)")),
+    (LOST, errors(5, dram=2, sram=3, secded=3),
+     lost_finding("5 uncorrectable errors in DRAM and SRAM (SEC-DED)")),
+    (LOST, errors(EIO, parity=1), lost_finding("1 uncorrectable error in SRAM (parity)")),
     (LOST, errors(0, parity=EIO), RuleInputUnreadable("sram_parity", EIO)),
     (LOST, errors(EIO), RuleInputUnreadable("ecc_uncorrectable", EIO)),
     (LOST, errors(ABSENT), RuleNotApplicable("the GPU has no ECC")),
@@ -117,10 +119,10 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.ecc.off
     (OFF, mode(1, 1), OK),
     (OFF, mode(1, ABSENT), OK),
-    (OFF, mode(1, 0), off("ECC will be off after the next reset")),
-    (OFF, mode(0, 1), off("ECC is off until the next reset")),
-    (OFF, mode(0, 0), off("ECC is off")),
-    (OFF, mode(0, 0, at_start=True), off("ECC is off, but was on at start")),
+    (OFF, mode(1, 0), off_finding("ECC will be off after the next reset")),
+    (OFF, mode(0, 1), off_finding("ECC is off until the next reset")),
+    (OFF, mode(0, 0), off_finding("ECC is off")),
+    (OFF, mode(0, 0, at_start=True), off_finding("ECC is off, but was on at start")),
     (OFF, mode(EIO, 1), RuleInputUnreadable("ecc_mode", EIO)),
     (OFF, mode(ABSENT, ABSENT), RuleNotApplicable("the GPU has no ECC")),
     # --- gpu.ecc.sram_threshold

@@ -46,13 +46,13 @@ RULES: Final = gpu_rules(LIMITS)
 ROWS: Final = {rule.code: rule for rule in RULES}
 
 
-def read(**changed: Reading) -> GpuRuleInput:
-    """An H100 of which these readings are otherwise."""
+def view_with(**changed: Reading) -> GpuRuleInput:
+    """Return the view of an H100 with other values of some readings."""
     return gpu_view({GpuField(name): value for name, value in changed.items()})
 
 
 def grown_counters_view(**by: int) -> GpuRuleInput:
-    """An H100 of which these counters have grown."""
+    """Return the view of an H100 whose counters have grown."""
     return gpu_view(grown={GpuField(name): value for name, value in by.items()})
 
 
@@ -65,7 +65,7 @@ def library(err: int) -> GpuRuleInput:
 
 
 TRIGGERS: Final[Mapping[str, GpuRuleInput]] = {
-    "gpu.recovery_action": read(recovery_action=1),
+    "gpu.recovery_action": view_with(recovery_action=1),
     "gpu.not_answering": hanging_view(7),
     "gpu.lost": status(15),
     "gpu.reset_required": status(16),
@@ -78,35 +78,35 @@ TRIGGERS: Final[Mapping[str, GpuRuleInput]] = {
     "gpu.missing": gpu_view(sample=gpu_sample(status=28)),
     "gpu.unbound": gpu_view(sample=gpu_sample(status=28), pci_function=pci_sample(driver="")),
     "gpu.driver.reloaded": gpu_view(gpu_set=gpu_set(generation=2)),
-    "gpu.driver.persistence_off": read(persistence=0),
+    "gpu.driver.persistence_off": view_with(persistence=0),
     "gpu.driver.stuck_process": gpu_view(host=GpuOsSample(stuck=(StuckProcess(4711, "python"),))),
     "gpu.driver.deaf": gpu_view(is_log_readable=False),
-    "gpu.remap.failure": read(remap_failure=1),
-    "gpu.ecc.sram_threshold": read(sram_threshold=1),
-    "gpu.ecc.uncorrectable": read(ecc_uncorrectable=2, recovery_action=ABSENT),
+    "gpu.remap.failure": view_with(remap_failure=1),
+    "gpu.ecc.sram_threshold": view_with(sram_threshold=1),
+    "gpu.ecc.uncorrectable": view_with(ecc_uncorrectable=2, recovery_action=ABSENT),
     "gpu.ecc.correctable_rate": grown_counters_view(ecc_correctable=1000),
-    "gpu.remap.pending": read(remap_pending=1),
+    "gpu.remap.pending": view_with(remap_pending=1),
     "gpu.retired.pages": gpu_view({GpuField.RETIRED_DBE: 60}, readings=T4),
     "gpu.retired.pending": gpu_view({GpuField.RETIRED_PENDING: 1}, readings=T4),
-    "gpu.ecc.off": read(ecc_mode=0, ecc_mode_pending=0),
-    "gpu.nvlink.down": read(links_up=0),
+    "gpu.ecc.off": view_with(ecc_mode=0, ecc_mode_pending=0),
+    "gpu.nvlink.down": view_with(links_up=0),
     "gpu.nvlink.recovery_failed": grown_counters_view(link_recovery_failed=1),
     "gpu.nvlink.errors": grown_counters_view(link_replay=1),
-    "gpu.fabric.status": read(fabric_status=999),
-    "gpu.fabric.state": read(fabric_state=2),
-    "gpu.fabric.health": read(fabric_health=0x19A),
+    "gpu.fabric.status": view_with(fabric_status=999),
+    "gpu.fabric.state": view_with(fabric_state=2),
+    "gpu.fabric.health": view_with(fabric_health=0x19A),
     "gpu.fabric.manager": gpu_view(host=GpuOsSample(fabric_manager=False)),
     "gpu.pcie.aer.fatal": grown_counters_view(aer_fatal=1),
     "gpu.pcie.aer.nonfatal": grown_counters_view(aer_nonfatal=1),
     "gpu.pcie.aer.correctable": grown_counters_view(aer_correctable=100),
     "gpu.pcie.replay": grown_counters_view(pcie_replay=9),
-    "gpu.pcie.width": read(pcie_width=8),
-    "gpu.pcie.gen": read(pcie_gen=1, utilization=90),
-    "gpu.thermal.over_limit": read(temp=91),
-    "gpu.thermal.memory": read(mem_temp=97),
+    "gpu.pcie.width": view_with(pcie_width=8),
+    "gpu.pcie.gen": view_with(pcie_gen=1, utilization=90),
+    "gpu.thermal.over_limit": view_with(temp=91),
+    "gpu.thermal.memory": view_with(mem_temp=97),
     "gpu.thermal.slowdown": grown_counters_view(slowed_hw_thermal=6 * NS),
     "gpu.power.brake": grown_counters_view(slowed_hw_brake=6 * NS),
-    "gpu.power.slowdown": read(clock_reasons=8),
+    "gpu.power.slowdown": view_with(clock_reasons=8),
 }
 """Views that raise each rule, with the severity of its row."""
 

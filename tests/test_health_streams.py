@@ -88,7 +88,7 @@ class Instance:
             [DeviceHealth(POOL, DEVICE, "gpu", health, Severity.OK, "", at, at, lease_s, driver=DRIVER)]
         )
 
-    def pending(self, *, repeats=False):
+    def next_messages(self, *, repeats=False):
         """Return what the stream sends now."""
         self._pending = []
         self.feed.pending_messages(0 if repeats else self.sent_number, self.extra_s)
@@ -138,16 +138,16 @@ class HealthStreams(RuleBasedStateMachine):
     def read(self):
         return self.cache.get(DRIVER, POOL, DEVICE).health
 
-    def beat(self, one, *, repeats=False):
+    def beat(self, instance, *, repeats=False):
         """Let an instance read its sources, evaluate, and send what is pending."""
-        if one.is_hung:
+        if instance.is_hung:
             return
-        one.evaluate(self.now_s, self.stalled)
-        if not one.has_stream or (self.messages.only_newest_sends and one is not self.newest):
+        instance.evaluate(self.now_s, self.stalled)
+        if not instance.has_stream or (self.messages.only_newest_sends and instance is not self.newest):
             return
-        for device in one.pending(repeats=repeats):
-            one.last, one.has_sent = (NAMES[device.health], self.now_s), True
-            if self.kubelet_fixes.authority and one is not self.newest:
+        for device in instance.next_messages(repeats=repeats):
+            instance.last, instance.has_sent = (NAMES[device.health], self.now_s), True
+            if self.kubelet_fixes.authority and instance is not self.newest:
                 continue
             known = CachedHealth(POOL, DEVICE, NAMES[device.health], lease_ns=device.timeout_s * NS)
             for changed in self.cache.update(DRIVER, [known]):
@@ -161,10 +161,10 @@ class HealthStreams(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 1))
     def read_hardware(self, index):
-        one = self.instances[index % len(self.instances)]
-        if not one.is_hung and not self.stalled:
-            one.reading = self.truth
-            self.beat(one)
+        instance = self.instances[index % len(self.instances)]
+        if not instance.is_hung and not self.stalled:
+            instance.reading = self.truth
+            self.beat(instance)
 
     @rule()
     def stall_sources(self):
@@ -226,8 +226,8 @@ class HealthStreams(RuleBasedStateMachine):
         if crashes_again:  # before the first list
             self.crash_kubelet()
             return
-        for one in self.instances:
-            self.beat(one, repeats=True)
+        for other_instance in self.instances:
+            self.beat(other_instance, repeats=True)
 
     @rule(ticks=st.integers(1, 6))
     def pass_time(self, ticks):
@@ -245,9 +245,9 @@ class Authority(HealthStreams):
 
     @invariant()
     def newest_decides(self):
-        one = self.newest
-        if self.kubelet_runs and one.has_stream and one.last and not one.is_hung:
-            assert self.read() == one.last[0] or self.now_s - one.last[1] > LEASE_S, "140818"
+        instance = self.newest
+        if self.kubelet_runs and instance.has_stream and instance.last and not instance.is_hung:
+            assert self.read() == instance.last[0] or self.now_s - instance.last[1] > LEASE_S, "140818"
 
 
 class Expiry(HealthStreams):
@@ -264,10 +264,12 @@ class Refresh(HealthStreams):
 
     @invariant()
     def pod_shows_the_valid_entry(self):
-        one, entry = self.newest, self.entry
-        if not (self.kubelet_runs and one.last and entry and one.has_stream and not one.is_hung):
+        instance, entry = self.newest, self.entry
+        if not (
+            self.kubelet_runs and instance.last and entry and instance.has_stream and not instance.is_hung
+        ):
             return
-        if entry.updated_ns == one.last[1] * NS and not entry.stale(self.now_s * NS):
+        if entry.updated_ns == instance.last[1] * NS and not entry.stale(self.now_s * NS):
             assert self.pod == entry.health
 
 

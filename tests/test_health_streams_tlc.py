@@ -44,7 +44,7 @@ def java():
 
 
 @pytest.fixture
-def violated(java, tmp_path):
+def check_model(java, tmp_path):
     """Return a function that checks the model, and returns the violated invariant; None: all hold."""
 
     def check(*invariants, **constants):
@@ -74,31 +74,31 @@ def violated(java, tmp_path):
     return check
 
 
-def test_tlc_finds_that_an_older_instance_decides_with_plain_messages(violated):
+def test_tlc_finds_that_an_older_instance_decides_with_plain_messages(check_model):
     """Kubernetes issue 140818."""
-    assert violated("Authority", **PLAIN) == "Authority"
+    assert check_model("Authority", **PLAIN) == "Authority"
 
 
-def test_tlc_finds_that_plain_messages_keep_an_ended_lease_in_the_pod(violated):
+def test_tlc_finds_that_plain_messages_keep_an_ended_lease_in_the_pod(check_model):
     """Kubernetes issue 140819."""
-    assert violated("Expiry", **PLAIN) == "Expiry"
+    assert check_model("Expiry", **PLAIN) == "Expiry"
 
 
-def test_tlc_finds_that_a_late_equal_list_leaves_the_pod_unknown(violated):
-    assert violated("Refresh", **PLAIN | {"MayHang": True}) == "Refresh"
+def test_tlc_finds_that_a_late_equal_list_leaves_the_pod_unknown(check_model):
+    assert check_model("Refresh", **PLAIN | {"MayHang": True}) == "Refresh"
 
 
-def test_tlc_finds_no_violation_with_our_messages(violated):
-    assert violated(*ALL, **OURS) is None
-    assert violated(*ALL, **OURS | {"KubeletApi": '"v1alpha1"'}) is None
+def test_tlc_finds_no_violation_with_our_messages(check_model):
+    assert check_model(*ALL, **OURS) is None
+    assert check_model(*ALL, **OURS | {"KubeletApi": '"v1alpha1"'}) is None
 
 
-def test_tlc_finds_that_our_messages_survive_hangs_but_for_the_lease(violated):
+def test_tlc_finds_that_our_messages_survive_hangs_but_for_the_lease(check_model):
     """While an instance hangs, only a kubelet that syncs pods at the end of a lease shows Unknown."""
     hanging = OURS | {"MayHang": True}
-    assert violated("Authority", "Refresh", "Reachable", **hanging) is None
-    assert violated("Expiry", **hanging) == "Expiry"
-    assert violated("Expiry", **hanging | {"FixedExpiry": True}) is None
+    assert check_model("Authority", "Refresh", "Reachable", **hanging) is None
+    assert check_model("Expiry", **hanging) == "Expiry"
+    assert check_model("Expiry", **hanging | {"FixedExpiry": True}) is None
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_tlc_finds_that_our_messages_survive_hangs_but_for_the_lease(violated):
         ("ServesBoth", "Reachable"),
     ],
 )
-def test_tlc_finds_each_of_our_orders_necessary(violated, order, invariant):
+def test_tlc_finds_each_of_our_orders_necessary(check_model, order, invariant):
     kubelet = {"KubeletApi": '"v1alpha1"'} if order == "ServesBoth" else {}
-    assert violated(invariant, **OURS | {order: False} | kubelet) == invariant
+    assert check_model(invariant, **OURS | {order: False} | kubelet) == invariant
 
 
-def test_tlc_finds_that_a_stream_without_lists_must_not_change_the_lease(violated):
-    assert violated("Refresh", **OURS | {"SaltsUnused": True}) == "Refresh"
+def test_tlc_finds_that_a_stream_without_lists_must_not_change_the_lease(check_model):
+    assert check_model("Refresh", **OURS | {"SaltsUnused": True}) == "Refresh"
 
 
-def test_tlc_finds_no_violation_with_the_fixed_kubelet(violated):
-    assert violated("Authority", "Expiry", **PLAIN | {"FixedAuthority": True, "FixedExpiry": True}) is None
+def test_tlc_finds_no_violation_with_the_fixed_kubelet(check_model):
+    assert check_model("Authority", "Expiry", **PLAIN | {"FixedAuthority": True, "FixedExpiry": True}) is None

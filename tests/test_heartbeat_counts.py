@@ -37,27 +37,27 @@ IO_TEXT: Final = """\
 """
 
 
-def counted(others: dict[int, str], names: dict[int, str]) -> dict[str, float]:
+def waits_of(others: dict[int, str], names: dict[int, str]) -> dict[str, float]:
     calls = {thread: list(parse_calls(text)) for thread, text in ({CORE: CORE_TEXT} | others).items()}
     return dict(count_waits(CORE, calls, {CORE: "core"} | names, INTERPRETER))
 
 
 def test_waits_between_heartbeats_exclude_those_for_the_interpreter() -> None:
     none = dict.fromkeys(HEARTBEAT_THREADS, 0)
-    assert counted({IO: IO_TEXT}, {IO: "io"}) == none | {"core": 1, "io": 1.5, CORE_WAKES: 1}
+    assert waits_of({IO: IO_TEXT}, {IO: "io"}) == none | {"core": 1, "io": 1.5, CORE_WAKES: 1}
 
 
 def test_waits_of_a_thread_that_ended_are_counted() -> None:
-    assert counted({OTHER: IO_TEXT}, {})["ended"] == 1.5
+    assert waits_of({OTHER: IO_TEXT}, {})["ended"] == 1.5
 
 
 def test_thread_without_a_budget_raises() -> None:
     with pytest.raises(MeasurementError, match="thread 'dh-new' is not in HEARTBEAT_THREADS"):
-        counted({OTHER: ""}, {OTHER: "dh-new"})
+        waits_of({OTHER: ""}, {OTHER: "dh-new"})
 
 
 def test_thread_of_the_c_core_is_not_counted() -> None:
-    assert counted({OTHER: IO_TEXT}, {OTHER: "dh-kmsg"}) == counted({}, {})
+    assert waits_of({OTHER: IO_TEXT}, {OTHER: "dh-kmsg"}) == waits_of({}, {})
 
 
 def test_memory_of_the_interpreter_has_its_variables_but_no_heap() -> None:

@@ -71,7 +71,7 @@ def as_read(use: PodDeviceUsage) -> PodDeviceUsage:
 
 
 def names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.parent.iterdir())
+    return sorted(file.name for file in path.parent.iterdir())
 
 
 # --- content ------------------------------------------------------------------------------------------
@@ -109,10 +109,10 @@ def test_history_in_a_directory_whose_name_has_signs_of_uris_is_read(tmp_path: P
 def test_newest_write_of_a_use_counts_and_its_end_moves_it(history: HistoryFile, path: Path) -> None:
     write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
     write_uses_at(history, device_usage(1, active=True, state=LOST, worst=LOST))
-    assert [(one.id, one.state) for one in read_history(path).running] == [("run-2", GOOD), ("run-1", LOST)]
+    assert [(use.id, use.state) for use in read_history(path).running] == [("run-2", GOOD), ("run-1", LOST)]
     write_uses_at(history, device_usage(1))
-    assert [one.id for one in read_history(path).running] == ["run-2"]
-    assert [one.id for one in read_history(path).ended] == ["run-1"]
+    assert [use.id for use in read_history(path).running] == ["run-2"]
+    assert [use.id for use in read_history(path).ended] == ["run-1"]
 
 
 def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) -> None:
@@ -124,14 +124,14 @@ def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) ->
 def test_merged_use_is_deleted(history: HistoryFile, path: Path) -> None:
     write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
     write_uses_at(history, merged=("run-1",))
-    assert [one.id for one in read_history(path).running] == ["run-2"]
+    assert [use.id for use in read_history(path).running] == ["run-2"]
 
 
 def test_rows_are_in_order_of_writes_whatever_the_clock(history: HistoryFile, path: Path) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
         ended = UsageEnd(UsageEndKind.RELEASED, noticed_s, noticed_s, 1.0)
         write_uses_at(history, device_usage(number, ended=ended))
-    assert [one.id for one in read_history(path).ended] == ["run-2", "run-1", "run-0"]
+    assert [use.id for use in read_history(path).ended] == ["run-2", "run-1", "run-0"]
 
 
 def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, path: Path) -> None:
@@ -148,7 +148,7 @@ def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(rows=3))
     for number in range(5):
         write_uses_at(history, device_usage(number), device_usage(100 + number, active=True))
-    assert [one.id for one in read_history(path).ended] == ["run-4", "run-3", "run-2"]
+    assert [use.id for use in read_history(path).ended] == ["run-4", "run-3", "run-2"]
     assert len(read_history(path).running) == 5
 
 
@@ -160,7 +160,7 @@ def test_old_rows_are_deleted_if_the_clock_is_reliable(path: Path) -> None:
     )
     assert len(read_history(path).ended) == 2
     history.write_uses((), (), 200.0, delete_by_age=True)
-    assert [one.id for one in read_history(path).ended] == ["run-2"]
+    assert [use.id for use in read_history(path).ended] == ["run-2"]
 
 
 def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
@@ -169,7 +169,7 @@ def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
     for number in range(0, 400, 4):
         write_uses_at(history, *(device_usage(number + more, state=large) for more in range(4)))
     assert path.stat().st_size <= 256 << 10
-    found = [one.id for one in read_history(path).ended]
+    found = [use.id for use in read_history(path).ended]
     assert found == [f"run-{number}" for number in range(399, 399 - len(found), -1)]
     assert 50 < len(found) < 400
 
@@ -178,7 +178,7 @@ def test_write_larger_than_the_free_room_succeeds(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(rows=100, size=20 << 20))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     write_uses_at(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
-    assert [one.id for one in read_history(path).ended] == [
+    assert [use.id for use in read_history(path).ended] == [
         f"run-{number}" for number in range(7999, 7899, -1)
     ]
 
@@ -213,7 +213,7 @@ def test_file_content_is_returned_once_and_again_after_replacement(history: Hist
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(2, active=True))
     found = history.content_if_replaced()
     assert found is not None
-    assert [one.id for one in found.running] == ["run-2"]
+    assert [use.id for use in found.running] == ["run-2"]
 
 
 # --- unusable files -----------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def overwrite_with_garbage(path: Path) -> None:
     path.write_bytes(b"no database at all, " * 500)
 
 
-def damaged(path: Path) -> None:
+def write_damaged_file(path: Path) -> None:
     """Overwrite pages of a valid file."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), *(device_usage(number) for number in range(200)))
     with open(path, "r+b") as file:
@@ -231,12 +231,12 @@ def damaged(path: Path) -> None:
         file.write(os.urandom(60_000))
 
 
-def of_another_application(path: Path) -> None:
+def write_foreign_file(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE running (x)")
 
 
-def with_strange_rows(path: Path) -> None:
+def write_strange_rows(path: Path) -> None:
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET state_health = 'well'")
@@ -248,7 +248,7 @@ def without_a_column(path: Path) -> None:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
 
-def with_an_empty_value(path: Path) -> None:
+def write_an_empty_value(path: Path) -> None:
     """Set a column to NULL that never is, as a changed byte in the file does."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
@@ -259,15 +259,15 @@ def with_an_empty_value(path: Path) -> None:
         db.execute("UPDATE running SET told_by = NULL")
 
 
-def with_a_changed_text(path: Path) -> None:
+def write_a_changed_text(path: Path) -> None:
     """Change one letter of a name, which leaves a valid database with valid values."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET device_device = device_device || 'x'")
 
 
-def with_a_schema_that_is_no_text(path: Path) -> None:
-    """SQLite quotes the schema in its error message."""
+def write_an_invalid_schema(path: Path) -> None:
+    """Damage the schema, which SQLite quotes in its error message."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     data = path.read_bytes()
     path.write_bytes(data.replace(b"CREATE TABLE running", b"CREATE \xff\xfe\xfdLE running", 1))
@@ -276,17 +276,17 @@ def with_a_schema_that_is_no_text(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason", "kind"),
     [
-        (with_an_empty_value, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
-        (with_a_changed_text, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (write_an_empty_value, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (write_a_changed_text, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (
-            with_a_schema_that_is_no_text,
+            write_an_invalid_schema,
             "history file cannot be parsed: SQLite reports damage in bytes",
             "corrupt",
         ),
         (overwrite_with_garbage, "history file cannot be parsed: file is not a database", "corrupt"),
-        (damaged, "", "corrupt"),
-        (of_another_application, "file is not a history file of drahealth", "foreign"),
-        (with_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (write_damaged_file, "", "corrupt"),
+        (write_foreign_file, "file is not a history file of drahealth", "foreign"),
+        (write_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (without_a_column, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (os.mkdir, "is not a regular file", "corrupt"),
         (os.mkfifo, "is not a regular file", "corrupt"),
@@ -305,17 +305,17 @@ def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) 
     assert os.path.lexists(aside)
     assert history.content_if_replaced() is None
     write_uses_at(history, device_usage(1, active=True))
-    assert [one.id for one in read_history(path).running] == ["run-1"]
+    assert [use.id for use in read_history(path).running] == ["run-1"]
 
 
 @pytest.mark.parametrize(
     "make",
     [
         overwrite_with_garbage,
-        damaged,
-        with_an_empty_value,
-        with_a_changed_text,
-        with_a_schema_that_is_no_text,
+        write_damaged_file,
+        write_an_empty_value,
+        write_a_changed_text,
+        write_an_invalid_schema,
     ],
 )
 def test_reader_of_a_damaged_file_gets_one_error(path: Path, make: Callable[[Path], None]) -> None:
@@ -326,7 +326,7 @@ def test_reader_of_a_damaged_file_gets_one_error(path: Path, make: Callable[[Pat
 
 
 def test_any_damage_is_found_or_harmless(path: Path) -> None:
-    """A changed byte leaves the content, or the file is set aside and recording goes on."""
+    """If one byte changes, the content is the same, or the file is renamed and recording continues."""
     whole = path.with_name("whole")
     uses = [device_usage(number, active=number % 2 == 0, state=LOST) for number in range(12)]
     write_uses_at(HistoryFile(whole, UsageHistoryLimits()), *uses)
@@ -346,7 +346,7 @@ def test_any_damage_is_found_or_harmless(path: Path) -> None:
         with suppress(HistoryError):
             write_uses_at(history, device_usage(99, active=True))
         write_uses_at(history, device_usage(99, active=True))
-        assert "run-99" in [one.id for one in read_history(path).running]
+        assert "run-99" in [use.id for use in read_history(path).running]
 
 
 def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> None:
@@ -622,7 +622,7 @@ def test_database_in_wal_mode_is_converted_back(history: HistoryFile, path: Path
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def hold_read_transaction(path: Path) -> Iterator[None]:
     """Hold a read transaction open."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN")
@@ -633,10 +633,10 @@ def reading(path: Path) -> Iterator[None]:
 def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(), wait_s=0.05)
     write_uses_at(history, device_usage(1))
-    with reading(path), pytest.raises(HistoryError, match="database is locked"):
+    with hold_read_transaction(path), pytest.raises(HistoryError, match="database is locked"):
         write_uses_at(history, device_usage(2))
     write_uses_at(history, device_usage(2))
-    assert [one.id for one in read_history(path).ended] == ["run-2", "run-1"]
+    assert [use.id for use in read_history(path).ended] == ["run-2", "run-1"]
 
 
 def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) -> None:
@@ -704,7 +704,7 @@ def test_reader_during_writes_sees_complete_transactions(path: Path) -> None:
         while len(seen) < 20:
             if path.exists() and path.stat().st_size:
                 found = read_history(path, wait_s=PATIENCE_S)
-                ids = [int(one.id.removeprefix("run-")) for one in found.ended]
+                ids = [int(use.id.removeprefix("run-")) for use in found.ended]
                 assert len(ids) % 2 == 0
                 assert ids == sorted(ids, reverse=True)
                 assert not ids or found.last_write_s in {ids[1], ids[1] - 2}
@@ -720,7 +720,7 @@ def test_killed_writer_leaves_complete_transactions(path: Path, pause_s: float) 
     history = HistoryFile(path, UsageHistoryLimits())
     assert history.content_if_replaced() is not None or not path.exists()
     write_uses_at(history, device_usage(1_000_000), device_usage(1_000_001))
-    ids = [one.id for one in read_history(path).ended]
+    ids = [use.id for use in read_history(path).ended]
     assert ids[:2] == ["run-1000001", "run-1000000"]
     assert len(ids) % 2 == 0
     assert names(path) == ["history.sqlite"]
@@ -747,7 +747,7 @@ def hot(history: HistoryFile, path: Path) -> Path:
 
 def test_interrupted_transaction_is_rolled_back_by_first_reader(hot: Path) -> None:
     found = read_history(hot)
-    assert {one.owner for one in found.ended} == {"Job train"}
+    assert {use.owner for use in found.ended} == {"Job train"}
     assert names(hot) == ["history.sqlite"]
 
 
@@ -755,7 +755,7 @@ def test_interrupted_transaction_is_rolled_back_by_next_agent(hot: Path) -> None
     history = HistoryFile(hot, UsageHistoryLimits())
     assert history.content_if_replaced() is not None
     write_uses_at(history, device_usage(1000))
-    assert {one.owner for one in read_history(hot).ended} == {"Job train"}
+    assert {use.owner for use in read_history(hot).ended} == {"Job train"}
 
 
 # --- a full disk -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from claim_samples import NAMESPACE, at
-from explain_node import Node, listing, pods_answer, prepared_claim
+from explain_node import Node, podresources_answer, pods_answer, prepared_claim
 from other_user import become_other_user
 from usage_samples import GOOD, LOST, SLOW, device_usage
 
@@ -25,7 +25,7 @@ from agent.store.history_file import HistoryFile
 NOW_S = at(3660).wall_s
 
 
-def ended(
+def ended_usage(
     number: int,
     ending: UsageEndKind = UsageEndKind.RELEASED,
     ago_s: float = 60,
@@ -37,9 +37,9 @@ def ended(
     return device_usage(number, ended=end, **more)
 
 
-TRAINED = ended(1, UsageEndKind.SUCCEEDED)
-BROKE = ended(2, UsageEndKind.FAILED, state=LOST, worst=LOST)
-RECOVERED = ended(3, state=GOOD, worst=SLOW, owner="")
+TRAINED = ended_usage(1, UsageEndKind.SUCCEEDED)
+BROKE = ended_usage(2, UsageEndKind.FAILED, state=LOST, worst=LOST)
+RECOVERED = ended_usage(3, state=GOOD, worst=SLOW, owner="")
 RUNS = device_usage(4, active=True, before=True)
 
 
@@ -77,14 +77,14 @@ def test_running_use_is_not_counted_as_ended() -> None:
 
 
 def test_end_without_a_running_agent_shows_both_times() -> None:
-    text = render_uses(ended(1, UsageEndKind.AWAY))
+    text = render_uses(ended_usage(1, UsageEndKind.AWAY))
     assert "ended between 2023-11-14T23:13:15Z and 2023-11-14T23:13:20Z, while the agent did not run" in text
 
 
 def test_possible_pod_name_has_a_question_mark() -> None:
-    text = render_uses(ended(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0", "team-a/web-1")))
+    text = render_uses(ended_usage(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0", "team-a/web-1")))
     assert "team-a/web-0? or team-a/web-1?" in text
-    assert "pod p-1" in render_uses(ended(1, pod=PodRef("", "", "p-1")))
+    assert "pod p-1" in render_uses(ended_usage(1, pod=PodRef("", "", "p-1")))
 
 
 def test_every_ending_has_a_text() -> None:
@@ -101,7 +101,7 @@ def test_document_names_the_words_of_the_table_and_of_json() -> None:
 
 
 def test_table_is_ascii_and_has_no_control_characters() -> None:
-    odd = ended(1, owner="Job \x1b[2J", state=LOST._replace(evidence="\x07"))
+    odd = ended_usage(1, owner="Job \x1b[2J", state=LOST._replace(evidence="\x07"))
     text = render((odd,), TextStyle(unicode=False), now_s=NOW_S, left_s=NOW_S)
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -185,7 +185,7 @@ def test_flags_select_uses(node: Recorded, argv: list[str], uids: list[str]) -> 
 
 
 def test_possible_pod_name_selects_the_use(node: Recorded) -> None:
-    node.store(ended(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0",)))
+    node.store(ended_usage(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0",)))
     assert node.pods("--pod", "team-a/web-0") == ["p-1"]
 
 
@@ -198,7 +198,7 @@ def test_since_leaves_out_older_uses(node: Recorded) -> None:
 
 
 def test_table_shows_the_newest_and_counts_the_others(node: Recorded) -> None:
-    node.store(*(ended(number) for number in range(100)))
+    node.store(*(ended_usage(number) for number in range(100)))
     _, out, _ = node.run()
     assert "the newest 40 of 100 uses" in out
     assert "60 uses: shown with --all" in out
@@ -296,7 +296,7 @@ def test_unusable_file_is_named_and_not_changed(node: Recorded, make: Any, reaso
     code, out, err = node.run()
     assert (code, out) == (70, "")
     assert err == f"drahealth: history file {node.path}: {reason}\n"
-    assert [one.name for one in node.state.iterdir()] == [HISTORY_FILE]
+    assert [file.name for file in node.state.iterdir()] == [HISTORY_FILE]
 
 
 @pytest.fixture
@@ -327,7 +327,7 @@ def kubelet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     HistoryFile(node.state / HISTORY_FILE, UsageHistoryLimits()).write_uses(
         (TRAINED, BROKE, RUNS), (), NOW_S, delete_by_age=False
     )
-    node.prepared(prepared_claim("other", "gpu-2", pods=["u-other"]))
+    node.write_checkpoint(prepared_claim("other", "gpu-2", pods=["u-other"]))
     return node
 
 
@@ -338,7 +338,7 @@ def test_history_without_uses_has_no_age_in_explain(
     HistoryFile(node.state / HISTORY_FILE, UsageHistoryLimits()).write_verdicts(
         (), (), NOW_S, delete_by_age=False
     )
-    node.prepared(prepared_claim("other", "gpu-2", pods=["u-other"]))
+    node.write_checkpoint(prepared_claim("other", "gpu-2", pods=["u-other"]))
     _, out, _ = node.explain("gpu-2")
     assert "history: 0 uses of devices, queried now (" in out
     _, document = node.document("gpu-2")
@@ -360,14 +360,14 @@ def test_gone_subject_is_explained_from_the_record(kubelet: Node, subject: tuple
 
 def test_device_shows_its_earlier_uses(kubelet: Node) -> None:
     _, document = kubelet.document("gpu.example.com/node-1/gpu-2")
-    assert [one["pod"]["uid"] for one in document["ended"]] == ["p-2"]
+    assert [use["pod"]["uid"] for use in document["ended"]] == ["p-2"]
     _, out, _ = kubelet.explain("gpu.example.com/node-1/gpu-2")
     assert "\nearlier use:\n" in out
     assert "gpu.xid.79: 1 time" in out
 
 
 def test_existing_pod_shows_no_record_of_its_namesake(kubelet: Node) -> None:
-    listed = listing(("train-2", "other", ["gpu-2"]))
+    listed = podresources_answer(("train-2", "other", ["gpu-2"]))
     with kubelet.sockets(listed, pods_answer()):
         _, document = kubelet.document("pod", "team-a/train-2")
     assert document["ended"] == []
@@ -377,9 +377,9 @@ def test_existing_pod_shows_no_record_of_its_namesake(kubelet: Node) -> None:
 @pytest.mark.parametrize("subject", [("pod", "p-2"), ("claim", "c-2")])
 def test_failed_pod_that_exists_shows_its_end(kubelet: Node, subject: tuple[str, ...]) -> None:
     """The device may have recovered since."""
-    kubelet.prepared(prepared_claim("gpus", "gpu-2", uid="c-2", pods=["p-2"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-2", uid="c-2", pods=["p-2"]))
     _, document = kubelet.document(*subject)
-    assert [one["pod"]["uid"] for one in document["ended"]] == ["p-2"]
+    assert [use["pod"]["uid"] for use in document["ended"]] == ["p-2"]
     _, out, _ = kubelet.explain(*subject)
     assert "\nearlier use:\n" in out
 

@@ -77,7 +77,7 @@ def flags_of(machine: Config) -> list[str]:
     ]
 
 
-# --- one read ----------------------------------------------------------------------------------------
+# --- a single read -----------------------------------------------------------------------------------
 
 
 def test_host_without_gpu_is_not_scanned_for_processes(machine: Config) -> None:
@@ -92,7 +92,7 @@ def test_gpu_on_bus_enables_process_scan(machine: Config) -> None:
     assert (host.bus_gpus, host.fabric_manager) == ((BUS,), False)
 
 
-def scanned(machine: Config, fake: FakeNvml) -> list[str]:
+def scan_causes(machine: Config, fake: FakeNvml) -> list[str]:
     """Return the causes of the only GPU in ``scan``."""
     flags = ["--nvml-library", str(fake.library), *flags_of(machine)]
     outputs: list[str] = []
@@ -110,13 +110,13 @@ def scanned(machine: Config, fake: FakeNvml) -> list[str]:
 
 def test_scan_reports_gpu_whose_driver_does_not_start(machine: Config, tmp_path: Path) -> None:
     plug_in(machine, BUS, "0x030200")
-    assert scanned(machine, fake_nvml(tmp_path, "profile h100", "init 9")) == ["gpu.driver.init"]
+    assert scan_causes(machine, fake_nvml(tmp_path, "profile h100", "init 9")) == ["gpu.driver.init"]
 
 
 def test_scan_reports_missing_fabric_manager_with_nvswitches(machine: Config, tmp_path: Path) -> None:
     plug_in(machine, "0000:05:00.0", "0x068000")
     plug_in(machine, BUS, "0x030200")
-    assert scanned(machine, fake_nvml(tmp_path, "profile h100")) == ["gpu.fabric.manager"]
+    assert scan_causes(machine, fake_nvml(tmp_path, "profile h100")) == ["gpu.fabric.manager"]
 
 
 # --- the inventory -----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def bind(device: Path, driver: str) -> None:
     (device / "driver").symlink_to(f"../../drivers/{driver}")
 
 
-def declared(*addresses: str) -> Declarations:
+def declarations_of(*addresses: str) -> Declarations:
     whats = [DeclaredPciDevice(address, "") for address in addresses]
     devices = [DriverDevice("d.example.com", "n", f"pci-{i}", what, 0) for i, what in enumerate(whats)]
     return (DeclaredFile("d.example.com", tuple(devices)),)
@@ -188,7 +188,7 @@ class PciWatcher(RunningWatcher):
     @property
     def drivers(self) -> dict[str, str]:
         pci = self.watch.pci
-        return {one.address: one.driver for one in pci} if isinstance(pci, tuple) else {}
+        return {function.address: function.driver for function in pci} if isinstance(pci, tuple) else {}
 
     @property
     def passes(self) -> int:
@@ -214,7 +214,7 @@ def test_single_read_finds_gpus_and_declared_devices(machine: Config) -> None:
     plug_in(machine, BUS, "0x030200")
     plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.set_inputs(None, None, declared(NIC))
+    watcher.watch.set_inputs(None, None, declarations_of(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
     assert watcher.drivers == {BUS: "", NIC: "mlx5_core"}
 
@@ -222,7 +222,7 @@ def test_single_read_finds_gpus_and_declared_devices(machine: Config) -> None:
 def test_pci_event_requests_a_count_of_the_gpus(machine: Config) -> None:
     watcher = PciWatcher(machine)
     watcher.watch.set_inputs(None, events(0))
-    watcher.watch.set_inputs(None, events(0), declared(NIC))
+    watcher.watch.set_inputs(None, events(0), declarations_of(NIC))
     assert watcher.counted == 0
     watcher.watch.set_inputs(None, events(1))
     watcher.watch.set_inputs(None, events(1))
@@ -233,7 +233,7 @@ def test_gpu_watch_disabled_still_finds_declared_devices(machine: Config) -> Non
     plug_in(machine, BUS, "0x030200")
     plug_nic(machine)
     watcher = PciWatcher(machine, gpus=False)
-    watcher.watch.set_inputs(None, None, declared(NIC))
+    watcher.watch.set_inputs(None, None, declarations_of(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
     assert watcher.watch.gpu_system == GpuOsSample()
     assert NIC in watcher.drivers
@@ -243,13 +243,13 @@ async def test_declared_device_triggers_read_and_is_unknown_until_then(machine: 
     plug_nic(machine)
     watcher = PciWatcher(machine)
     watcher.watch.set_inputs(None, events(0))
-    async with watcher.running():
-        watcher.watch.set_inputs(None, events(0), declared(NIC))
+    async with watcher.run_watch():
+        watcher.watch.set_inputs(None, events(0), declarations_of(NIC))
         source = watcher.watch.source
         assert source is not None
         assert (watcher.watch.pci, source.state) == (None, SourceState.STARTING)
         await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
-        watcher.watch.set_inputs(None, events(0), declared(NIC, BUS))
+        watcher.watch.set_inputs(None, events(0), declarations_of(NIC, BUS))
         assert watcher.watch.pci is None  # not Missing: the bus was not read
         await until(lambda: watcher.watch.pci is not None)
         assert watcher.drivers == {NIC: "mlx5_core"}
@@ -264,8 +264,8 @@ async def test_hung_bus_read_reports_nothing_until_it_returns(machine: Config) -
     os.mkfifo(vendor)
     os.link(vendor, pipe)
     watcher = PciWatcher(machine)
-    watcher.watch.set_inputs(None, events(0), declared(NIC))
-    async with watcher.running():
+    watcher.watch.set_inputs(None, events(0), declarations_of(NIC))
+    async with watcher.run_watch():
         await trio.testing.wait_all_tasks_blocked(0.1)
         assert watcher.watch.pci is None
         assert watcher.watch.source
@@ -282,12 +282,12 @@ async def test_device_event_triggers_bus_read_at_once(machine: Config) -> None:
     nic = plug_nic(machine)
     plug_in(machine, BUS, "0x030200")
     watcher = PciWatcher(machine)
-    watcher.watch.set_inputs(None, events(7), declared(NIC))
-    async with watcher.running():
+    watcher.watch.set_inputs(None, events(7), declarations_of(NIC))
+    async with watcher.run_watch():
         await until(lambda: watcher.drivers.get(NIC) and watcher.watch.gpu_system.bus_gpus == (BUS,))
         bind(nic, "vfio-pci")
         shutil.rmtree(machine.sysfs_root / "bus/pci/devices" / BUS)
-        watcher.watch.set_inputs(None, events(8), declared(NIC))
+        watcher.watch.set_inputs(None, events(8), declarations_of(NIC))
         await until(lambda: watcher.drivers == {NIC: "vfio-pci"} and watcher.watch.gpu_system.bus_gpus == ())
         assert watcher.wakes >= 2
 
@@ -297,11 +297,11 @@ async def test_bus_change_is_followed_by_enough_rechecks_to_clear_a_fault(
 ) -> None:
     nic = plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.set_inputs(None, events(0), declared(NIC))
-    async with watcher.running():
+    watcher.watch.set_inputs(None, events(0), declarations_of(NIC))
+    async with watcher.run_watch():
         await until(lambda: watcher.passes == CLEAN_PASSES)
         bind(nic, "vfio-pci")
-        watcher.watch.set_inputs(None, events(1), declared(NIC))
+        watcher.watch.set_inputs(None, events(1), declarations_of(NIC))
         await until(lambda: watcher.passes == 2 * CLEAN_PASSES)
         soon_s = trio.current_time() + 60
         await until(lambda: trio.current_time() > soon_s)
@@ -311,7 +311,7 @@ async def test_bus_change_is_followed_by_enough_rechecks_to_clear_a_fault(
 async def test_gpu_plugged_in_is_found_at_once(machine: Config) -> None:
     watcher = PciWatcher(machine)
     watcher.watch.set_inputs(None, events(0))
-    async with watcher.running():
+    async with watcher.run_watch():
         await until(lambda: not watcher.watch.unfinished_reads(0))
         plug_in(machine, BUS, "0x030200")
         watcher.watch.set_inputs(None, events(1))
@@ -322,9 +322,9 @@ async def test_flapping_device_is_read_at_growing_intervals(
     machine: Config, autojump_clock: MockClock
 ) -> None:
     nic = plug_nic(machine)
-    nics = declared(NIC)
+    nics = declarations_of(NIC)
     watcher = PciWatcher(machine)
-    async with watcher.running():
+    async with watcher.run_watch():
         for number in range(1000):
             watcher.watch.set_inputs(None, events(number), nics)
             await trio.sleep(0.1)
@@ -341,8 +341,8 @@ async def test_bus_without_kernel_events_is_read_every_ten_seconds(
 ) -> None:
     nic = plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.set_inputs(None, uevents, declared(NIC))
-    async with watcher.running():
+    watcher.watch.set_inputs(None, uevents, declarations_of(NIC))
+    async with watcher.run_watch():
         await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
         source = watcher.watch.source
         assert source is not None
@@ -355,7 +355,7 @@ async def test_bus_without_kernel_events_is_read_every_ten_seconds(
 def test_absent_bus_is_missing_and_not_empty(machine: Config) -> None:
     (machine.sysfs_root / "bus/pci/devices").rmdir()
     watcher = PciWatcher(machine)
-    watcher.watch.set_inputs(None, None, declared(NIC))
+    watcher.watch.set_inputs(None, None, declarations_of(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
     source = watcher.watch.source
     assert source is not None
@@ -365,7 +365,7 @@ def test_absent_bus_is_missing_and_not_empty(machine: Config) -> None:
 
 async def test_unbind_event_of_kernel_triggers_bus_read(machine: Config) -> None:
     nic = plug_nic(machine)
-    nics = declared(NIC)
+    nics = declarations_of(NIC)
     watcher = PciWatcher(machine)
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     with netns(), Injector() as kernel:
@@ -377,7 +377,7 @@ async def test_unbind_event_of_kernel_triggers_bus_read(machine: Config) -> None
             return watcher.watch
 
         try:
-            async with watcher.running():
+            async with watcher.run_watch():
                 await until(lambda: reads().pci and watcher.watch.source.period_ns == 3600 * NS)
                 (nic / "driver").unlink()
                 kernel.inject("unbind", f"/devices/pci0000:5d/{NIC}", SUBSYSTEM="pci", PCI_SLOT_NAME=NIC)

@@ -60,7 +60,7 @@ EXAMPLE = Path(hostdev_driver.__file__).parent
 def test_container_with_a_read_only_root_has_a_writable_tmp() -> None:
     """Where the image has gcc, ctypes.util.find_library() needs a temporary file, and Trio calls it."""
     objects = yaml.safe_load_all((EXAMPLE / "deploy.yaml").read_text())
-    (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "DaemonSet")
+    (pod,) = (obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] == "DaemonSet")
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for container in pod["containers"]:
         assert container["securityContext"]["readOnlyRootFilesystem"]
@@ -69,7 +69,7 @@ def test_container_with_a_read_only_root_has_a_writable_tmp() -> None:
         assert not mounts["/tmp"].get("readOnly")
 
 
-# --- what there is ---------------------------------------------------------------------------------------
+# --- devices of the host ---------------------------------------------------------------------------------
 
 
 def test_every_pool_numa_node_and_gpu_is_a_device(paper: Path) -> None:
@@ -148,7 +148,7 @@ def test_sizes_are_kubernetes_quantities(size: str, size_kib: int) -> None:
         parse_size_kib(size.lower())
 
 
-# --- what users may ask for ------------------------------------------------------------------------------
+# --- parameters of claims --------------------------------------------------------------------------------
 
 
 def test_claim_without_parameters_gets_the_device(paper: Path) -> None:
@@ -245,7 +245,7 @@ def test_unknown_device_is_reported_as_device_unknown(paper: Path, pool_name: st
     assert caught.value.code == "device.unknown"
 
 
-# --- who holds what --------------------------------------------------------------------------------------
+# --- grants ----------------------------------------------------------------------------------------------
 
 
 def cpu_grant(cpus: str, *, exclusive: bool) -> Grant:
@@ -330,7 +330,7 @@ def test_pages_that_the_pool_lacks_are_not_taken(paper: Path, pages: int, free: 
     assert taken_pages({}, host, "2Mi", 0) == taken
 
 
-# --- hardware that outlives the driver -------------------------------------------------------------------
+# --- hardware of an earlier driver instance --------------------------------------------------------------
 
 
 def offered_devices(
@@ -510,14 +510,14 @@ def test_unsaved_grant_is_not_held(tmp_path: Path, paper: Path) -> None:
     assert store.read() == {}
 
 
-# --- what containers see ---------------------------------------------------------------------------------
+# --- edits of containers ---------------------------------------------------------------------------------
 
 
 def test_variables_name_all_devices_of_a_request() -> None:
-    one = Grant(request="cpus", pool=NODE, device="cpus-node0-0").with_cpus({0, 1, 4}, exclusive=True)
+    grant = Grant(request="cpus", pool=NODE, device="cpus-node0-0").with_cpus({0, 1, 4}, exclusive=True)
     two = Grant(request="cpus", pool=NODE, device="cpus-node1-0").with_cpus({2}, exclusive=True)
     other = Grant(request="more/small", pool=NODE, device="cpus-node1-1").with_cpus({3}, exclusive=True)
-    devices = devices_for([one, two, other])
+    devices = devices_for([grant, two, other])
     assert [device.name for device in devices] == [
         "cpus.cpus-node0-0",
         "cpus.cpus-node1-0",
@@ -562,14 +562,17 @@ def hostdev(tmp_path: Path, paper: Path) -> HostDriver:
 def test_prepared_claim_has_a_cdi_file_and_an_id_per_device(tmp_path: Path, hostdev: HostDriver) -> None:
     claim = claim_of(("p", PAGES), ("c", CPUS), ("g", "gpu-3"))
     prepared = hostdev.prepare(claim)
-    assert [(one.requests, one.pool, one.device) for one in prepared] == [
+    assert [
+        (prepared_device.requests, prepared_device.pool, prepared_device.device)
+        for prepared_device in prepared
+    ] == [
         (("p",), NODE, PAGES),
         (("c",), NODE, CPUS),
         (("g",), NODE, "gpu-3"),
     ]
     (file,) = (tmp_path / "cdi").iterdir()
     names = [f"{DRIVER}/device={device['name']}" for device in json.loads(file.read_bytes())["devices"]]
-    assert [list(one.cdi_ids) for one in prepared] == [[name] for name in names]
+    assert [list(prepared_device.cdi_ids) for prepared_device in prepared] == [[name] for name in names]
     assert len(set(names)) == 3
     shutil.rmtree(tmp_path / "cdi")  # a reboot
     assert hostdev.prepare(claim) == prepared

@@ -11,7 +11,7 @@ __all__ = ["paper"]
 
 
 def test_slice_device_has_the_attributes_for_selectors(paper: Path) -> None:
-    found = {name: slice_device(one).to_object() for name, one in host_of(paper).found.items()}
+    found = {name: slice_device(part).to_object() for name, part in host_of(paper).found.items()}
     assert found["hugepages-2mi-node0-0"] == {
         "name": "hugepages-2mi-node0-0",
         "attributes": {

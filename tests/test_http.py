@@ -23,7 +23,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, StreamEnded
 from h2.settings import SettingCodes
 from hpack import Encoder
-from http_agents import ANY_PORT, FakeAgent, running_report, serving
+from http_agents import ANY_PORT, FakeAgent, running_report, serve_app
 from http_client import connect, get
 from patience import PATIENCE_S
 from wire.raw import (
@@ -130,7 +130,7 @@ def test_web_config_without_an_address_is_refused(short_tmp: Path) -> None:
 
 def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path) -> None:
     unix = ListenAddress("", path=str(short_tmp / "http.sock"))
-    with serving(fake.app, ANY_PORT, unix) as server:
+    with serve_app(fake.app, ANY_PORT, unix) as server:
         _, port = server.addresses[0]
         with pytest.raises(
             ResourceBusyError, match=rf"http.listen: address 127.0.0.1:{port}: another process"
@@ -142,7 +142,7 @@ def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path
 
 def test_removed_socket_file_is_created_again(fake: FakeAgent, short_tmp: Path) -> None:
     path = short_tmp / "run" / "http.sock"
-    with serving(fake.app, ListenAddress("", path=str(path)), check_s=0.01):
+    with serve_app(fake.app, ListenAddress("", path=str(path)), check_s=0.01):
         for _ in range(2):
             path.unlink()
             eventually(lambda: is_served(path), "a server at the path")
@@ -156,7 +156,7 @@ def test_created_socket_that_cannot_be_served_is_created_once_more(
     fake: FakeAgent, short_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = short_tmp / "http.sock"
-    with serving(fake.app, ListenAddress("", path=str(path)), check_s=0.01):
+    with serve_app(fake.app, ListenAddress("", path=str(path)), check_s=0.01):
         raised = fail_once(monkeypatch, HttpServer, "_start")
         path.unlink()
         eventually(lambda: f"socket {path}: was removed" in caplog.text, "served again")
@@ -165,9 +165,9 @@ def test_created_socket_that_cannot_be_served_is_created_once_more(
 
 
 def test_http2_connection_answers_more_than_a_thousand_requests(fake: FakeAgent) -> None:
-    """At its own limit, Hypercorn would begin a request and answer none any more."""
+    """At its own limit, Hypercorn would accept a request and answer no further one."""
     fake.view.latest.publish(report(second=100))
-    with serving(fake.app) as server, connect(server.addresses[0]) as client:
+    with serve_app(fake.app) as server, connect(server.addresses[0]) as client:
         h2 = H2Connection()
         h2.initiate_connection()
         ended = 0
@@ -195,7 +195,7 @@ def test_socket_in_a_directory_of_all_users_is_refused(fake: FakeAgent, short_tm
 
 
 def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         address = server.addresses[0]
         assert get(address, "/healthz").status == 200
         assert get(address, "/readyz").status == get(address, "/api/v1/report").status == 503
@@ -211,7 +211,7 @@ def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
 
 
 def test_probe_fails_without_a_report_long_after_the_start(fake: FakeAgent) -> None:
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         address = server.addresses[0]
         fake.now = Instant(220 * NS, 0.0)
         assert get(address, "/healthz").status == 200
@@ -226,7 +226,7 @@ def test_probes_fail_while_a_vital_source_is_stalled_only(fake: FakeAgent) -> No
     sound = running_report(100)
     (cpus,) = sound.sources
     hung = cpus._replace(state=SourceState.STALLED, beat_ns=NS)
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         for sources, text in (
             ((cpus, hung._replace(name="nvml", vital=False)), "ok\n"),
             ((cpus, hung._replace(name="groups")), "vital sources are stalled: groups\n"),
@@ -240,7 +240,7 @@ def test_probes_fail_while_a_vital_source_is_stalled_only(fake: FakeAgent) -> No
 
 
 def test_silent_connections_give_way_to_new_ones_and_are_counted(fake: FakeAgent) -> None:
-    with serving(fake.app) as server, ExitStack() as clients:
+    with serve_app(fake.app) as server, ExitStack() as clients:
         address = server.addresses[0]
         for _ in range(server.connections_max):
             clients.enter_context(connect(address))
@@ -278,7 +278,7 @@ def is_open(client: socket.socket) -> bool:
 
 
 def test_flood_of_one_address_ends_no_connection_of_another() -> None:
-    with serving(answer_and_wait, connections_max=8) as server, ExitStack() as clients:
+    with serve_app(answer_and_wait, connections_max=8) as server, ExitStack() as clients:
         address = server.addresses[0]
         silent, busy = (clients.enter_context(connect(address, source="127.0.0.2")) for _ in range(2))
         assert begin_response(busy)
@@ -300,7 +300,7 @@ def test_flood_of_one_uid_ends_no_connection_of_another(
     )
     path = short_tmp / "http.sock"
     address = ListenAddress("", path=str(path))
-    with serving(answer_and_wait, address, connections_max=8) as server, ExitStack() as clients:
+    with serve_app(answer_and_wait, address, connections_max=8) as server, ExitStack() as clients:
         silent, busy = (clients.enter_context(connect(path)) for _ in range(2))
         eventually(lambda: server.connections == 2, "accepted connections")
         assert begin_response(busy)
@@ -312,7 +312,7 @@ def test_flood_of_one_uid_ends_no_connection_of_another(
 
 
 def test_full_server_ends_connections_without_a_response_first() -> None:
-    with serving(answer_and_wait, connections_max=3) as server, ExitStack() as clients:
+    with serve_app(answer_and_wait, connections_max=3) as server, ExitStack() as clients:
         address = server.addresses[0]
         busy = clients.enter_context(connect(address))
         assert begin_response(busy)
@@ -337,7 +337,7 @@ def test_unread_documents_of_the_client_with_most_bytes_end_first(
 
     path = short_tmp / "http.sock"
     with (
-        serving(app, ListenAddress("", path=str(path)), unsent_limit=5 << 19) as server,
+        serve_app(app, ListenAddress("", path=str(path)), unsent_limit=5 << 19) as server,
         ExitStack() as clients,
     ):
         patient, *greedy = opened = [clients.enter_context(connect(path)) for _ in range(3)]
@@ -378,7 +378,7 @@ def test_unread_documents_above_the_limit_end_the_longest_wait(short_tmp: Path) 
         return client
 
     address = ListenAddress("", path=str(path))
-    with serving(app, address, unsent_limit=5 << 19) as server, ExitStack() as clients:
+    with serve_app(app, address, unsent_limit=5 << 19) as server, ExitStack() as clients:
         first, *others = [request() for _ in range(3)]
         eventually(lambda: server.connections == 2, "the end of one connection")
         assert len(read_until_end(first)) < 1 << 20
@@ -400,7 +400,7 @@ def test_client_that_does_not_read_is_disconnected() -> None:
         while True:
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
 
-    with serving(app, unsent_s=1) as server, connect(server.addresses[0], receive_buffer=4096) as client:
+    with serve_app(app, unsent_s=1) as server, connect(server.addresses[0], receive_buffer=4096) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(1)
         eventually(lambda: server.connections == 0, "the end of the connection")
@@ -435,7 +435,7 @@ def test_http2_connection_without_progress_is_closed(
     client.initiate_connection()
     begin(client)
     options = {"idle_s": 0.2, "check_s": 0.05}
-    with serving(fake.app, **options) as server, connect(server.addresses[0]) as connection:
+    with serve_app(fake.app, **options) as server, connect(server.addresses[0]) as connection:
         with suppress(ConnectionError):  # on a busy machine the server may close it before the request
             connection.sendall(client.data_to_send())
             while connection.recv(65_536):
@@ -444,13 +444,13 @@ def test_http2_connection_without_progress_is_closed(
 
 
 def test_client_of_a_unix_socket_that_does_not_read_is_disconnected(short_tmp: Path) -> None:
-    async def endless(_scope: Any, _receive: Any, send: Any) -> None:
+    async def respond_endlessly(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while True:
             await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
 
     path = short_tmp / "http.sock"
-    with serving(endless, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server:
+    with serve_app(respond_endlessly, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server:
 
         def is_answered_and_closed() -> bool:
             """Return False if the server closed the connection before the request of a slow client."""
@@ -472,7 +472,7 @@ def test_request_with_non_ascii_bytes_ends_the_connection_unlogged(
     fake: FakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = H2Configuration(client_side=True, header_encoding=None, normalize_outbound_headers=False)
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         for field in (b":path", b":method"):
             client = H2Connection(config)
             client.initiate_connection()
@@ -496,7 +496,7 @@ def test_request_with_non_ascii_bytes_ends_the_connection_unlogged(
 def test_request_to_upgrade_is_answered_as_any_other(
     fake: FakeAgent, caplog: pytest.LogCaptureFixture, upgrade: dict[str, str]
 ) -> None:
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         assert get(server.addresses[0], "/healthz", upgrade).status == 200
     assert not caplog.records
 
@@ -504,7 +504,7 @@ def test_request_to_upgrade_is_answered_as_any_other(
 def test_http2_tunnel_is_refused(short_tmp: Path, fake: FakeAgent, caplog: pytest.LogCaptureFixture) -> None:
     path = short_tmp / "http.sock"
     tunnel = [(":method", "CONNECT"), (":protocol", "websocket"), *http2_request("/healthz")[1:]]
-    with serving(fake.app, ListenAddress("", path=str(path))), RawClient(path) as client:
+    with serve_app(fake.app, ListenAddress("", path=str(path))), RawClient(path) as client:
         client.headers(1, [(name.encode(), text.encode()) for name, text in tunnel])
         client.next_of(RST_STREAM, 1)
         client.headers(3, [(a.encode(), b.encode()) for a, b in http2_request("/healthz")])
@@ -517,7 +517,7 @@ def test_data_for_an_answered_request_are_ignored(
 ) -> None:
     path = short_tmp / "http.sock"
     request = [(b":method", b"POST"), *((a.encode(), b.encode()) for a, b in http2_request("/healthz")[1:])]
-    with serving(fake.app, ListenAddress("", path=str(path))), RawClient(path) as client:
+    with serve_app(fake.app, ListenAddress("", path=str(path))), RawClient(path) as client:
         client.headers(1, request)
         assert client.next_headers()[":status"] == "405"
         while client.next_of(DATA, 1)[0] != END_STREAM:
@@ -534,7 +534,7 @@ def test_http2_priorities_are_ignored(fake: FakeAgent) -> None:
     for stream in range(3, 4003, 2):
         client.prioritize(stream, depends_on=stream - 2)
     client.send_headers(1, http2_request("/healthz"), end_stream=True)
-    with serving(fake.app) as server, connect(server.addresses[0]) as connection:
+    with serve_app(fake.app) as server, connect(server.addresses[0]) as connection:
         connection.sendall(client.data_to_send())
         events = list[Any]()
         while not any(isinstance(event, StreamEnded) for event in events):
@@ -596,8 +596,8 @@ def test_rate_of_all_connections_is_half_their_own_and_half_shared() -> None:
         await read_now(second)
         now_s = 0.25
         received = [await read_now(first), await read_now(second)]
-        for one, expected in zip(received, (RECEIVE_PER_S * 3 / 16, RECEIVE_PER_S / 16), strict=True):
-            assert abs(one - expected) <= 2 * RECEIVE_STEP
+        for rate, expected in zip(received, (RECEIVE_PER_S * 3 / 16, RECEIVE_PER_S / 16), strict=True):
+            assert abs(rate - expected) <= 2 * RECEIVE_STEP
 
     asyncio.run(read_for_a_second())
 
@@ -668,7 +668,7 @@ def test_control_frames_above_the_limit_end_with_enhance_your_calm(
     short_tmp: Path, caplog: pytest.LogCaptureFixture, flood: Callable[[int], bytes]
 ) -> None:
     path = short_tmp / "http.sock"
-    with serving(CountingApp(), ListenAddress("", path=str(path))) as server:
+    with serve_app(CountingApp(), ListenAddress("", path=str(path))) as server:
         with RawClient(path) as client:
             client.send(flood(CONTROL_FRAMES_BURST // 2) + frame(PING, 0, 0, b"the last"))
             while client.next_of(PING, 0) != (ACK, b"the last"):
@@ -708,7 +708,7 @@ while True:
 
 
 @contextmanager
-def flooding(port: int, data: bytes, mode: str) -> Iterator["subprocess.Popen[str]"]:
+def flood_server(port: int, data: bytes, mode: str) -> Iterator["subprocess.Popen[str]"]:
     """Flood a server from another process, whose output has a character for each connection."""
     command = [sys.executable, "-c", FLOOD, str(port), mode]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -724,9 +724,9 @@ def flooding(port: int, data: bytes, mode: str) -> Iterator["subprocess.Popen[st
 @pytest.mark.parametrize("mode", ["held", "reconnecting"])
 def test_flood_of_resets_begins_few_requests_and_probes_are_answered(mode: str) -> None:
     app, begin_s = CountingApp(), time.monotonic()
-    with serving(app) as server:
+    with serve_app(app) as server:
         address = server.addresses[0]
-        with flooding(address[1], PREFACE + frame(SETTINGS, 0, 0) + resets(2000), mode) as process:
+        with flood_server(address[1], PREFACE + frame(SETTINGS, 0, 0) + resets(2000), mode) as process:
             assert process.stdout is not None
             assert len(process.stdout.read(64)) == 64, "no flood"
             for _ in range(8):
@@ -739,7 +739,7 @@ def test_flood_of_resets_begins_few_requests_and_probes_are_answered(mode: str) 
 
 def test_full_server_closes_the_client_that_sends_too_fast() -> None:
     """The other client has made no progress for longer."""
-    with serving(CountingApp(), connections_max=2) as server, ExitStack() as clients:
+    with serve_app(CountingApp(), connections_max=2) as server, ExitStack() as clients:
         address = server.addresses[0]
         silent = clients.enter_context(connect(address))
         eventually(lambda: server.connections == 1, "an accepted connection")
@@ -749,7 +749,10 @@ def test_full_server_closes_the_client_that_sends_too_fast() -> None:
         with suppress(BlockingIOError):
             while True:
                 fast.send(bytes(1 << 16))
-        eventually(lambda: any(one.paced.is_too_fast for one in server._connections.values()), "a pause")
+        eventually(
+            lambda: any(connection.paced.is_too_fast for connection in server._connections.values()),
+            "a pause",
+        )
         assert get(address, "/").status == 200
         assert server.refused == 1
         silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -72,7 +72,7 @@ def test_scrape_has_every_family_of_the_table_and_no_other(full: FakeAgent, acce
     assert ours == {family.series_name for family in FAMILIES} - rest
     assert "process_resident_memory_bytes" in names
     for name, labels in scrape(full, accept):
-        family = next((one for one in FAMILIES if one.series_name == name), None)
+        family = next((found_family for found_family in FAMILIES if found_family.series_name == name), None)
         assert family is None or {label for label, _ in labels} == set(family.series_labels)
 
 
@@ -201,7 +201,9 @@ def test_sick_devices_stay_above_the_limit_and_the_others_are_counted() -> None:
     dropped = "drahealth_metrics_dropped_series"
     counts = Counter(name for name, _ in scrape(fake))
     for family in DEVICE_FAMILIES, TIME_FAMILIES:
-        for name in (one.series_name for one in family if one.series_name != "drahealth_device_finding"):
+        for name in (
+            series.series_name for series in family if series.series_name != "drahealth_device_finding"
+        ):
             per_device, rest = divmod(counts[name], DEVICES_MAX)
             assert (value(fake, dropped, family=name), rest) == (10 * per_device, 0), name
     shown = {labels for known, labels in scrape(fake) if known == "drahealth_device_info"}

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from agents import PlainSysfs, short_tmp
-from http_agents import FakeAgent, listening_agent, running_report, serving
+from http_agents import FakeAgent, listening_agent, running_report, serve_app
 from http_client import connect, get
 from patience import PATIENCE_S
 from wire.serving import at, device, eventually, report, unhealthy
@@ -227,7 +227,7 @@ def test_device_without_record_has_no_strip() -> None:
 
 
 def test_page_before_the_first_report_is_503_with_the_reason(fake: FakeAgent) -> None:
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         answer = get(server.addresses[0], "/")
     assert answer.status == 503
     assert "The first pass over the node has not finished" in answer.text
@@ -235,7 +235,7 @@ def test_page_before_the_first_report_is_503_with_the_reason(fake: FakeAgent) ->
 
 def test_page_of_a_stalled_agent_states_the_age_of_the_report(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()], second=2))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         assert "does not report" not in get(server.addresses[0], "/").text
         fake.now = at(33)
         page = get(server.addresses[0], "/").text
@@ -257,7 +257,7 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
     monkeypatch.setattr("agent.http.app.READ_WAIT_S", 0.01)
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         for _ in range(3):
             page = get(server.addresses[0], "/").text
             assert "No history: its file is still being read." in page
@@ -286,7 +286,7 @@ def test_request_above_the_limit_of_pages_that_wait_is_refused(
     monkeypatch.setattr("agent.http.app.WAITING_MAX", 2)
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
     fake.view.latest.publish(running_report(100, [device(f"cpu-node{number}") for number in range(600)]))
-    with serving(fake.app) as server, ExitStack() as stack:
+    with serve_app(fake.app) as server, ExitStack() as stack:
         address = server.addresses[0]
         firsts = [0, 200] * 20 + [400]
         clients = [stack.enter_context(connect(address)) for _ in firsts]
@@ -317,7 +317,7 @@ def test_scrape_does_not_wait_for_the_turn_of_a_page(
 
     monkeypatch.setattr("agent.http.app.RenderTurns", partial(RenderTurns, clock))
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server, connect(server.addresses[0]) as client:
+    with serve_app(fake.app) as server, connect(server.addresses[0]) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         eventually(lambda: not times, "the rendered page")
         for path in ("/metrics", "/api/v1/report"):
@@ -333,7 +333,7 @@ def test_all_parts_of_a_report_are_rendered_once(fake: FakeAgent) -> None:
 
     fake.change(status=status)
     fake.view.latest.publish(report([device(f"gpu-{n}") for n in range(4096)]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         for _ in range(2):
             for first in range(0, 4096, ROWS_MAX):
                 assert get(server.addresses[0], f"/?first={first}").status == 200
@@ -356,7 +356,7 @@ def test_page_names_the_reason_why_the_history_cannot_be_read(
     HistoryFile(path, UsageHistoryLimits()).write_verdicts((), (), 0.0, delete_by_age=False)
     monkeypatch.setattr("agent.http.app.read_verdicts", partial(read_verdicts, wait_s=0.01))
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10), history_file=path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as db, serving(fake.app) as server:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db, serve_app(fake.app) as server:
         db.execute(statement)
         fake.view.latest.publish(report([device()]))
         assert words in get(server.addresses[0], "/").text
@@ -364,7 +364,7 @@ def test_page_names_the_reason_why_the_history_cannot_be_read(
 
 def test_page_and_files_have_a_strict_policy_and_no_inline_code(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         answers = [get(server.addresses[0], path) for path in ("/", "/page.css", "/page.js", "/icon.svg")]
     for answer in answers:
         assert answer.status == 200
@@ -384,7 +384,7 @@ def test_texts_of_devices_pods_and_sources_are_never_markup(fake: FakeAgent) -> 
     source = SourceSample(SCRIPT, SourceState.FAILING, 0, NS, 1, SCRIPT)
     shown = Report(SCRIPT, at(1), (sick,), notes=(NonDeviceCause(SCRIPT, bad, (SCRIPT,)),), sources=(source,))
     fake.view.latest.publish(shown)
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         page = get(server.addresses[0], "/").text
     assert SCRIPT not in page
     assert page.count("&lt;script&gt;") >= 12
@@ -393,7 +393,7 @@ def test_texts_of_devices_pods_and_sources_are_never_markup(fake: FakeAgent) -> 
 @pytest.mark.parametrize("query", ["-1", "x", "²", "9" * 400, "1e3"])
 def test_query_that_is_no_number_shows_the_first_devices(fake: FakeAgent, query: str) -> None:
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         assert "cpu-node0" in get(server.addresses[0], f"/?first={quote(query)}").text
 
 
@@ -415,7 +415,7 @@ def all_event_streams(address: Any) -> Iterator[None]:
 
 def test_event_streams_above_the_limit_are_refused_and_ended_ones_free(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         address = server.addresses[0]
         with all_event_streams(address):
             answer = get(address, "/events")
@@ -432,7 +432,7 @@ def test_event_streams_above_the_limit_are_refused_and_ended_ones_free(fake: Fak
 
 def test_head_of_the_event_stream_ends_and_takes_no_stream(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server, connect(server.addresses[0]) as client:
+    with serve_app(fake.app) as server, connect(server.addresses[0]) as client:
         for _ in range(STREAMS_MAX + 1):  # one connection, as a proxy has it
             client.sendall(b"HEAD /events HTTP/1.1\r\nHost: x\r\n\r\n")
             received = b""
@@ -529,7 +529,7 @@ def test_open_details_and_focus_outlast_a_new_report(fake: FakeAgent, browser: B
     from selenium.webdriver.common.keys import Keys
 
     fake.view.latest.publish(report([device(), unhealthy("gpu-0")]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         browser.load("http://{}:{}/".format(*server.addresses[0]))
         eventually(lambda: "live" in browser.text(), "the event stream")
         summary = browser.driver.find_element("css selector", "summary")
@@ -548,7 +548,7 @@ def test_page_without_an_event_stream_names_the_time_between_updates(
     fake: FakeAgent, browser: Browser
 ) -> None:
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server, all_event_streams(server.addresses[0]):
+    with serve_app(fake.app) as server, all_event_streams(server.addresses[0]):
         browser.load("http://{}:{}/".format(*server.addresses[0]))
         eventually(lambda: "updated every 30 s" in browser.text(), "the refusal of the stream")
         browser.run("return load()")
@@ -564,7 +564,7 @@ def test_page_runs_no_injected_script_and_fits_a_narrow_window(fake: FakeAgent, 
         causes=(replace(cause(repair=Repair.REBOOT_NODE), evidence=f"{SCRIPT} <img src=x onerror=alert(1)>"),)
     )
     fake.view.latest.publish(report([long, device()]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         browser.driver.set_window_size(500, 800)
         try:
             browser.load("http://{}:{}/".format(*server.addresses[0]))
@@ -583,9 +583,9 @@ def test_texts_have_enough_contrast_in_each_colour_scheme(
     fake: FakeAgent, browser: Browser, scheme: str
 ) -> None:
     """Contrast of at least 4.5 to the background, as WCAG 2 (level AA) requires."""
-    states = [device(str(one), severity=one, causes=(cause(severity=one),)) for one in Severity]
+    states = [device(str(level), severity=level, causes=(cause(severity=level),)) for level in Severity]
     fake.view.latest.publish(report(states))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         browser.media("prefers-color-scheme", scheme)
         browser.load("http://{}:{}/".format(*server.addresses[0]))
         found = browser.run(CONTRASTS)

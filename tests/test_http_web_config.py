@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import bcrypt
 import pytest
 from agents import short_tmp
-from http_agents import FakeAgent, serving
+from http_agents import FakeAgent, serve_app
 from http_client import get
 from patience import PATIENCE_S
 from prometheus import Prometheus
@@ -89,7 +89,7 @@ def status_line(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
 
 
 def test_request_needs_the_right_user_and_password(short_tmp: Path) -> None:
-    with serving(FakeAgent().app, web_config=web_file(short_tmp, USERS)) as server:
+    with serve_app(FakeAgent().app, web_config=web_file(short_tmp, USERS)) as server:
         address = server.addresses[0]
         refused = get(address, "/healthz")
         assert (refused.status, refused.headers["www-authenticate"]) == (401, "Basic")
@@ -162,7 +162,7 @@ def test_wrong_passwords_of_one_address_hold_a_limited_place_in_the_queue(
 def test_changed_passwords_and_certificates_need_no_restart(short_tmp: Path) -> None:
     write_certificate(short_tmp)
     path = web_file(short_tmp, TLS)
-    with serving(FakeAgent().app, web_config=path) as server:
+    with serve_app(FakeAgent().app, web_config=path) as server:
         first = served_certificate(server.addresses[0])
         write_certificate(short_tmp)
         second = served_certificate(server.addresses[0])
@@ -170,7 +170,7 @@ def test_changed_passwords_and_certificates_need_no_restart(short_tmp: Path) -> 
         path.write_text("tls_server_config: 5\n")
         assert served_certificate(server.addresses[0]) == second
     path.write_text(USERS)
-    with serving(FakeAgent().app, web_config=path) as server:
+    with serve_app(FakeAgent().app, web_config=path) as server:
         path.write_text("basic_auth_users: {}\n")
         assert get(server.addresses[0], "/healthz").status == 200
 
@@ -178,7 +178,7 @@ def test_changed_passwords_and_certificates_need_no_restart(short_tmp: Path) -> 
 @pytest.mark.parametrize("begin", ["", "basic_auth_users:\n", "http_server_config: {http2: true}\n"])
 def test_begin_of_a_rewritten_file_opens_no_server(short_tmp: Path, begin: str) -> None:
     path = web_file(short_tmp, USERS)
-    with serving(FakeAgent().app, web_config=path) as server:
+    with serve_app(FakeAgent().app, web_config=path) as server:
         path.write_text(begin)
         assert get(server.addresses[0], "/healthz").status == 401
         path.write_text("basic_auth_users: {}\n")
@@ -190,7 +190,7 @@ def test_begin_of_a_rewritten_file_drops_no_client_certificates(short_tmp: Path)
     text = f"{TLS}  client_ca_file: tls.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
     path = web_file(short_tmp, text)
     context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
-    with serving(FakeAgent().app, web_config=path) as server:
+    with serve_app(FakeAgent().app, web_config=path) as server:
         path.write_text(TLS)
         assert status_line(server.addresses[0], context) == b""
         path.write_text(f"{TLS}  client_auth_type: NoClientCert\n")
@@ -243,7 +243,7 @@ def test_prometheus_scrapes_with_tls_and_password(short_tmp: Path) -> None:
         "tls_config": {"ca_file": str(short_tmp / "tls.crt")},
         "basic_auth": {"username": "ops", "password": PASSWORD},
     }
-    with serving(fake.app, web_config=web_file(short_tmp, TLS + USERS)) as server:
+    with serve_app(fake.app, web_config=web_file(short_tmp, TLS + USERS)) as server:
         host, port = server.addresses[0]
         with Prometheus(short_tmp, [f"{host}:{port}"], scrape=scrape) as prometheus:
             prometheus.wait_for("drahealth_build_info and on () (up == 1)")
@@ -253,7 +253,7 @@ def test_changed_keys_of_tls_apply_to_new_connections(short_tmp: Path) -> None:
     write_certificate(short_tmp)
     path = web_file(short_tmp, TLS)
     context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
-    with serving(FakeAgent().app, web_config=path) as server:
+    with serve_app(FakeAgent().app, web_config=path) as server:
         assert status_line(server.addresses[0], context) == b"HTTP/1.1 200"
         client = "  client_ca_file: tls.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
         path.write_text(f"{TLS}{client}  min_version: TLS13\n")
@@ -274,7 +274,7 @@ def test_closing_connections_with_tls_hinder_no_new_one(short_tmp: Path) -> None
         for _ in range(15):
             answers.append(status_line(address, context))
 
-    with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server:
+    with serve_app(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server:
         address = server.addresses[0]
         clients = [threading.Thread(target=request) for _ in range(6)]
         for client in clients:
@@ -289,7 +289,7 @@ def test_clients_without_a_handshake_count_as_connections(
 ) -> None:
     write_certificate(short_tmp)
     monkeypatch.setattr("agent.http.server.HANDSHAKE_S", PATIENCE_S)
-    with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server, ExitStack() as clients:
+    with serve_app(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server, ExitStack() as clients:
         address = server.addresses[0]
         for _ in range(server.connections_max):
             clients.enter_context(socket.create_connection(address))
@@ -354,7 +354,7 @@ def test_client_needs_a_certificate_of_the_authority(short_tmp: Path) -> None:
     write_certificate(short_tmp)
     write_certificate(short_tmp, "client")
     text = f"{TLS}  client_ca_file: client.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
-    with serving(FakeAgent().app, web_config=web_file(short_tmp, text)) as server:
+    with serve_app(FakeAgent().app, web_config=web_file(short_tmp, text)) as server:
         context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
         assert status_line(server.addresses[0], context) == b""
         context.load_cert_chain(short_tmp / "client.crt", short_tmp / "client.key")

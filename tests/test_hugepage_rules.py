@@ -61,7 +61,7 @@ def without_advice(answer: RuleResult) -> RuleResult:
     return answer._replace(advice="") if isinstance(answer, Finding) else answer
 
 
-# --- by a view --------------------------------------------------------------------------------------------
+# --- rules on a view --------------------------------------------------------------------------------------
 
 
 def pool(
@@ -71,13 +71,13 @@ def pool(
     return PoolRuleInput(pool_sample(nr, surplus), MIB2, 0, expected, is_configured, max_seen=expected)
 
 
-def declared(nr: Reading, pages: int, devices: int = 1, *, max_seen: Reading = 2048) -> PoolRuleInput:
+def declared_pool(nr: Reading, pages: int, devices: int = 1, *, max_seen: Reading = 2048) -> PoolRuleInput:
     return PoolRuleInput(
         pool_sample(nr), MIB2, 0, pages, declared=DeclaredPageTotal(pages, devices), max_seen=max_seen
     )
 
 
-def booted(nr: Reading, asked: int, got: int) -> PoolRuleInput:
+def booted_pool(nr: Reading, asked: int, got: int) -> PoolRuleInput:
     return pool(nr, expected=nr)._replace(boot=IncompleteBootAllocation(asked, got, machine_wide=False))
 
 
@@ -122,27 +122,27 @@ CASES: Final[list[tuple[str, PoolRuleInput, RuleResult]]] = [
     (SHRUNK, pool(0, is_configured=True)._replace(max_seen=0),
      bad(SHRUNK, "never any pages of 2mi, 10 configured")),
     # the sum of declarations
-    (SHRUNK, declared(1024, 1024, 2), OK),
-    (SHRUNK, declared(600, 1024, 2), bad(SHRUNK,
+    (SHRUNK, declared_pool(1024, 1024, 2), OK),
+    (SHRUNK, declared_pool(600, 1024, 2), bad(SHRUNK,
      "600 pages of 2mi on NUMA node 0, 1024 declared by 2 devices")),
-    (SHRUNK, declared(600, 1024), bad(SHRUNK, "600 pages of 2mi on NUMA node 0, 1024 declared")),
-    (SHRUNK, declared(600, 1024, max_seen=600),
+    (SHRUNK, declared_pool(600, 1024), bad(SHRUNK, "600 pages of 2mi on NUMA node 0, 1024 declared")),
+    (SHRUNK, declared_pool(600, 1024, max_seen=600),
      bad(SHRUNK, "never more than 600 pages of 2mi on NUMA node 0, 1024 declared")),
-    (SHRUNK, declared(EIO, 1024), RuleInputUnreadable("nr_hugepages", EIO)),
-    (SHRUNK, declared(1, 1024)._replace(pool=None), OK),
+    (SHRUNK, declared_pool(EIO, 1024), RuleInputUnreadable("nr_hugepages", EIO)),
+    (SHRUNK, declared_pool(1, 1024)._replace(pool=None), OK),
     # no pool at all
-    (MISSING, declared(0, 1), OK),
+    (MISSING, declared_pool(0, 1), OK),
     (MISSING, NO_POOL._replace(declared=DeclaredPageTotal(4, 1)), bad(MISSING,
      "no pool of 1gi pages on NUMA node 3")),
     # fewer than requested on the kernel's command line
     (SHORT, pool(10), OK),
-    (SHORT, booted(600, 1024, 600), bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated")),
-    (SHORT, booted(1023, 1024, 600),
+    (SHORT, booted_pool(600, 1024, 600), bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated")),
+    (SHORT, booted_pool(1023, 1024, 600),
      bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated, 1023 now")),
-    (SHORT, booted(1024, 1024, 600), OK),
-    (SHORT, booted(600, 1024, 600)._replace(is_configured=True), OK),
-    (SHORT, booted(EIO, 1024, 600), UNREAD),
-    (SHORT, booted(1024, 1024, 600)._replace(pool=pool_sample(1024, 1)),
+    (SHORT, booted_pool(1024, 1024, 600), OK),
+    (SHORT, booted_pool(600, 1024, 600)._replace(is_configured=True), OK),
+    (SHORT, booted_pool(EIO, 1024, 600), UNREAD),
+    (SHORT, booted_pool(1024, 1024, 600)._replace(pool=pool_sample(1024, 1)),
      bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated, 1023 now")),
     # surplus pages
     (SURPLUS, pool(10, 0), OK),
@@ -187,17 +187,17 @@ def test_advice_differs_for_pages_that_never_existed() -> None:
     assert isinstance(never, Finding)
     assert not went.advice, "that of the row"
     assert "at boot" in never.advice
-    found = ROWS[SHRUNK].evaluate(declared(600, 1024, max_seen=600))
+    found = ROWS[SHRUNK].evaluate(declared_pool(600, 1024, max_seen=600))
     assert isinstance(found, Finding)
     assert found.advice == f"declare fewer pages, or {never.advice}"
 
 
-# --- by what is remembered --------------------------------------------------------------------------------
+# --- rules with earlier readings --------------------------------------------------------------------------
 
 START: Final = Instant(1_000 * NS, 1_700_000_000.0)
 
 
-def after(seconds: float) -> Instant:
+def instant_after(seconds: float) -> Instant:
     return Instant(START.mono_ns + int(seconds * NS), START.wall_s + seconds)
 
 
@@ -225,7 +225,9 @@ def result_of(
 ) -> RuleResult:
     """Return the result of a rule for a pool of the host."""
     device = hugepage_device(size_kib, node)
-    view = pool_rule_input(past, pools_by_device(seen), seen, EngineSettings("node-a"), device, after(at_s))
+    view = pool_rule_input(
+        past, pools_by_device(seen), seen, EngineSettings("node-a"), device, instant_after(at_s)
+    )
     return ROWS[code].evaluate(view)
 
 
@@ -234,9 +236,13 @@ def state_after(
 ) -> PoolRuleState:
     """Return the state after these snapshots, a second apart."""
     past = PoolRuleState()
-    for second, one in enumerate(seen):
+    for second, reading in enumerate(seen):
         past = next_pool_state(
-            past, log or KernelLogState(), one, settings or EngineSettings("node-a"), after(second)
+            past,
+            log or KernelLogState(),
+            reading,
+            settings or EngineSettings("node-a"),
+            instant_after(second),
         )
     return past
 
@@ -271,11 +277,11 @@ def test_fallen_allocation_counter_is_no_failure() -> None:
         state_after(
             *(snapshot(alloc_failures=alloc_failures) for alloc_failures in (5, 0, 1))
         ).alloc_failed_ns
-        == after(2).mono_ns
+        == instant_after(2).mono_ns
     )
 
 
-def test_allocation_failures_without_machine_sample_not_applicable() -> None:
+def test_allocation_failures_without_machine_sample_do_not_apply() -> None:
     seen = replace(snapshot(replace_overcommit(8)), machine=None)
     assert result_of(state_after(seen), seen, FAILED) == RuleNotApplicable(
         "no htlb_buddy_alloc_fail in /proc/vmstat"
@@ -306,7 +312,7 @@ ON_NODE_1: Final = "HugeTLB: allocating 4 of page size 1.00 GiB failed node1.  O
 ANYWHERE: Final = "HugeTLB: allocating 8 of page size 1.00 GiB failed.  Only allocated 6 hugepages."
 
 
-def big(*pages: Reading) -> Snapshot:
+def big_pools(*pages: Reading) -> Snapshot:
     """Return a pool of 1 GiB pages per node, and the machine's."""
     counts = [count for count in pages if isinstance(count, int)]
     machine_pool = pool_sample(sum(counts), size_kib=GIB1, node=None)
@@ -323,26 +329,26 @@ def boot_results(seen: Snapshot, *lines: str) -> list[RuleResult]:
 
 
 def test_boot_shortage_has_the_time_of_its_line() -> None:
-    seen = big(4, 2)
+    seen = big_pools(4, 2)
     found = result_of(state_after(seen, log=log_of(ON_NODE_1)), seen, SHORT, size_kib=GIB1, node=1)
     assert isinstance(found, Finding)
     assert found.since == START
 
 
 def test_boot_shortage_counts_for_the_named_node() -> None:
-    assert boot_results(big(4, 2), ON_NODE_1) == [
+    assert boot_results(big_pools(4, 2), ON_NODE_1) == [
         OK,
         bad(SHORT, "4 pages of 1gi requested at boot, 2 allocated"),
     ]
-    assert boot_results(big(4, 4), ON_NODE_1) == [OK, OK], "the pages were allocated later"
+    assert boot_results(big_pools(4, 4), ON_NODE_1) == [OK, OK], "the pages were allocated later"
 
 
 def test_boot_shortage_without_node_counts_for_all_nodes() -> None:
     text = "8 pages of 1gi requested at boot, 6 allocated"
     together = bad(SHORT, f"{text}, on all NUMA nodes together")
-    assert boot_results(big(3, 3), ANYWHERE) == [together, together]
-    assert boot_results(big(7, 1), ANYWHERE) == [OK, OK], "the line names no node"
-    assert boot_results(big(6), ANYWHERE) == [bad(SHORT, text)], "there is only one"
+    assert boot_results(big_pools(3, 3), ANYWHERE) == [together, together]
+    assert boot_results(big_pools(7, 1), ANYWHERE) == [OK, OK], "the line names no node"
+    assert boot_results(big_pools(6), ANYWHERE) == [bad(SHORT, text)], "there is only one"
 
 
 def test_boot_shortage_of_another_size_is_ignored() -> None:
@@ -350,13 +356,13 @@ def test_boot_shortage_of_another_size_is_ignored() -> None:
     assert result_of(past, snapshot(pool_sample(1)), SHORT) is OK
 
 
-# --- by what drivers declare ------------------------------------------------------------------------------
+# --- rules on declared pages ------------------------------------------------------------------------------
 
 
 def declared_results(seen: Snapshot, code: str) -> list[RuleResult]:
     """Return the results of a rule for each declared device."""
     past = state_after(snapshot(*(pool_sample(2048, node=pool.numa_node) for pool in seen.pools)), seen)
-    devices = [device for one in seen.declared for device in one.devices]
+    devices = [device for file_ in seen.declared for device in file_.devices]
     views = [declared_pages_rule_input(past, pools_by_device(seen), device) for device in devices]
     return [without_advice(ROWS[code].evaluate(view)) for view in views]
 
@@ -383,15 +389,17 @@ def test_surplus_pages_do_not_satisfy_a_declaration() -> None:
 
 
 def test_declared_pages_are_summed_again_only_on_change() -> None:
-    one, two = ((file("a.example", ("huge-0", MIB2, pages, 0)),) for pages in (3, 4))
-    past = state_after(snapshot(files=one), snapshot(files=(*one,)))
+    small, two = ((file("a.example", ("huge-0", MIB2, pages, 0)),) for pages in (3, 4))
+    past = state_after(snapshot(files=small), snapshot(files=(*small,)))
     assert past.declared_pages == {(MIB2, 0): DeclaredPageTotal(3, 1)}
-    same = next_pool_state(past, KernelLogState(), snapshot(files=one), EngineSettings("node-a"), after(9))
+    same = next_pool_state(
+        past, KernelLogState(), snapshot(files=small), EngineSettings("node-a"), instant_after(9)
+    )
     assert same.declared_pages is past.declared_pages
-    assert state_after(snapshot(files=one), snapshot(files=two)).declared_pages == {
+    assert state_after(snapshot(files=small), snapshot(files=two)).declared_pages == {
         (MIB2, 0): DeclaredPageTotal(4, 1)
     }
-    assert state_after(snapshot(files=one), snapshot()).declared_pages == {}
+    assert state_after(snapshot(files=small), snapshot()).declared_pages == {}
 
 
 # --- on the real kernel -----------------------------------------------------------------------------------
@@ -416,7 +424,7 @@ class RealPools:
         seen = self._sampler.read()
         assert seen is not None
         self._now_s += after_s
-        now = after(self._now_s)
+        now = instant_after(self._now_s)
         sources = tuple(source._replace(beat_ns=now.mono_ns) for source in seen.sources)
         self._state, report = step(self._state, replace(seen, sources=sources), now)
         return report

@@ -135,7 +135,9 @@ def test_hanging_driver_is_called_up_to_the_limit(
 
     caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.service")
     run(test)
-    logged = [one.getMessage() for one in caplog.records if one.name == "agent.serve.dra_plugin.service"]
+    logged = [
+        record.getMessage() for record in caplog.records if record.name == "agent.serve.dra_plugin.service"
+    ]
     assert logged == [
         f"claims: {RUNS_LIMIT} claims are in progress, the limit; 1 more timed out while waiting; "
         "the driver may hang"

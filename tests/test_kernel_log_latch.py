@@ -118,8 +118,8 @@ def test_unchanged_lines_return_the_same_state() -> None:
     assert watch.evaluate(*[replace_nothing(line) for line in lines]) is past
 
 
-def replace_nothing(one: LogLine) -> LogLine:
-    return one._replace()
+def replace_nothing(found_line: LogLine) -> LogLine:
+    return found_line._replace()
 
 
 def test_unrelated_new_lines_keep_the_facts_object() -> None:
@@ -202,7 +202,7 @@ def test_fact_time_is_never_in_the_future() -> None:
     assert watch.fact(KernelLogCode.SOFT_LOCKUP, "cpu1").last == at(watch.second)
 
 
-# --- bounds -----------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------
 
 
 def test_newest_facts_of_each_kind_are_kept() -> None:
@@ -225,7 +225,7 @@ COUNTS: Final = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), ma
 
 @given(COUNTS)
 def test_every_line_counts_in_one_fact_once(steps: list[list[int]]) -> None:
-    """Entries of three CPUs grow, or are evicted and restart."""
+    """Entries of three CPUs grow, or are evicted and begin again."""
     watch = LogLatch()
     times, first, sums = [0, 0, 0], [0.0, 0.0, 0.0], [0, 0, 0]
     for step in steps:

@@ -41,7 +41,7 @@ def code_of(text: str) -> str:
 
 
 def recall_table() -> str:
-    """Return a table of lines, recognised lines and harmless lines taken for it, by code."""
+    """Return a table of lines, recognized lines and harmless lines taken for it, by code."""
     lines = Counter(code for code, _ in FAULTS)
     found = Counter(code for code, text in FAULTS if code_of(text) == code)
     alarms = Counter(code for text in HARMLESS if (code := code_of(text)))
@@ -57,7 +57,7 @@ def test_collection_of_lines_is_large_enough() -> None:
 
 
 @pytest.mark.parametrize("code", sorted({code for code, _ in FAULTS}))
-def test_lines_of_a_code_are_recognised(code: str) -> None:
+def test_lines_of_a_code_are_recognized(code: str) -> None:
     lines = [text for known, text in FAULTS if known == code]
     missed = [(text, code_of(text)) for text in lines if code_of(text) != code]
     assert len(missed) <= (1 - LEAST_RECALL) * len(lines), missed
@@ -68,7 +68,7 @@ def test_recall_over_all_lines_is_high() -> None:
     assert len(missed) <= (1 - LEAST_RECALL) * len(FAULTS), missed
 
 
-def test_no_harmless_line_is_recognised() -> None:
+def test_no_harmless_line_is_recognized() -> None:
     assert [(text, code) for text in HARMLESS if (code := code_of(text))] == []
 
 

@@ -19,7 +19,7 @@ TEXTS: Final = st.text(max_size=300) | st.builds(
 
 
 @pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
-def test_line_parses_to(text: str, line: HostLogLine) -> None:
+def test_line_is_parsed_to_its_facts(text: str, line: HostLogLine) -> None:
     assert parse_host_line(text) == line
 
 
@@ -41,6 +41,6 @@ def test_parser_accepts_only_lines_of_the_patterns(text: str) -> None:
 
 @given(TEXTS, st.sampled_from(["a", " ", "task=,", ": Machine Check", "0000:3b:00.0: ", "("]))
 def test_parser_reads_a_bounded_prefix(text: str, junk: str) -> None:
-    """Bounds the time of regular expressions on long lines."""
+    """The prefix bounds the time of regular expressions on long lines."""
     long = text + junk * (100_000 // len(junk))
     assert parse_host_line(long) == parse_host_line(long[:TEXT_MAX])

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from log_lines import CASES
 from machine import kubepods_tree, machine_lock, skip_unless_kernel_log
-from own_process import in_own_process, resident
+from own_process import resident, run_in_own_process
 from patience import PATIENCE_S
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
@@ -60,12 +60,12 @@ class Listener:
 @contextmanager
 def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
     """Yield a reader, and stop it afterwards."""
-    one = Listener(path, any_facility=any_facility)
+    log_listener = Listener(path, any_facility=any_facility)
     try:
-        yield one
+        yield log_listener
     finally:
-        assert one.kmsg.stop(PATIENCE_S)
-        os.close(one.fd)
+        assert log_listener.kmsg.stop(PATIENCE_S)
+        os.close(log_listener.fd)
 
 
 # --- the real log -------------------------------------------------------------------------------------------
@@ -94,13 +94,13 @@ def oom(cgroup: str, task: str = "sh") -> str:
 
 def test_lines_of_the_real_log_become_facts(nonce: str) -> None:
     write(oom(nonce))
-    with listener(DEVICE, any_facility=True) as one:
-        one.until(KernelLogCode.OOM_KILL, nonce)
-        before = one.past.facts[KernelLogCode.OOM_KILL, nonce]
+    with listener(DEVICE, any_facility=True) as log_listener:
+        log_listener.until(KernelLogCode.OOM_KILL, nonce)
+        before = log_listener.past.facts[KernelLogCode.OOM_KILL, nonce]
         for task in ("a", "b"):
             write(oom(nonce, task))
-        one.until(KernelLogCode.OOM_KILL, nonce, 3)
-        fact = one.past.facts[KernelLogCode.OOM_KILL, nonce]
+        log_listener.until(KernelLogCode.OOM_KILL, nonce, 3)
+        fact = log_listener.past.facts[KernelLogCode.OOM_KILL, nonce]
         assert (fact.times, fact.values) == (3, ("memcg", "b", nonce))
         assert fact.first == before.first <= fact.last
 
@@ -135,12 +135,12 @@ def test_real_oom_kill_is_a_fact_about_its_cgroup(nonce: str) -> None:
         cgroup = tree.make("", "0f3c")
         (cgroup / "memory.limit_in_bytes").write_text(f"{16 * MIB}\n")
         place = "/" + str(tree.directory("", "0f3c"))
-        with listener(DEVICE) as one:
-            one.read_once()
+        with listener(DEVICE) as log_listener:
+            log_listener.read_once()
             eat = [sys.executable, "-c", _EAT, str(cgroup / "cgroup.procs")]
             assert subprocess.run(eat, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
-            one.until(KernelLogCode.OOM_KILL, place)
-        fact = one.past.facts[KernelLogCode.OOM_KILL, place]
+            log_listener.until(KernelLogCode.OOM_KILL, place)
+        fact = log_listener.past.facts[KernelLogCode.OOM_KILL, place]
         assert fact.values[0] == "memcg"
         assert fact.values[2] == place
         assert fact.times == 1
@@ -167,67 +167,67 @@ def edac(seq: int) -> str:
     return f"EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1 slot:0 page:{seq:#x} offset:0x0 grain:32)"
 
 
-def checked(cpu: int) -> str:
+def machine_check_line(cpu: int) -> str:
     return f"mce: [Hardware Error]: CPU {cpu}: Machine Check: 0 Bank 5: be00000000800400"
 
 
 def test_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
-    in_own_process(flood_of_one_fault, fifo)
+    run_in_own_process(flood_of_one_fault, fifo)
 
 
 def flood_of_one_fault(path: str) -> None:
-    """Every 10,000th line is a machine check of another CPU."""
-    with listener(Path(path)) as one:
+    """Write a flood of lines of which every 10,000th is a machine check of another CPU."""
+    with listener(Path(path)) as log_listener:
         with Path(path).open("w") as f:
             for start in range(0, FLOOD, CHUNK):
                 lines = [
-                    edac(seq) if seq % 10_000 else checked(seq // 10_000)
+                    edac(seq) if seq % 10_000 else machine_check_line(seq // 10_000)
                     for seq in range(start, start + CHUNK)
                 ]
                 f.write("".join(record(start + i, text) for i, text in enumerate(lines)))
-                one.read_once()
+                log_listener.read_once()
                 if start == 10 * CHUNK:
                     before = resident()
-        one.until(KernelLogCode.EDAC_CORRECTED, "mc0 DIMM_A1", FLOOD - 10)
+        log_listener.until(KernelLogCode.EDAC_CORRECTED, "mc0 DIMM_A1", FLOOD - 10)
         assert resident() - before < 4 * MIB  # 90,000 facts take over 20 MiB
-    assert {key: fact.times for key, fact in one.past.facts.items()} == {
+    assert {key: fact.times for key, fact in log_listener.past.facts.items()} == {
         (KernelLogCode.EDAC_CORRECTED, "mc0 DIMM_A1"): FLOOD - 10,
         **{(KernelLogCode.MACHINE_CHECK, f"cpu{cpu}"): 1 for cpu in range(10)},
     }
 
 
 def test_flood_of_faults_keeps_the_newest_and_the_known(fifo: Path) -> None:
-    in_own_process(flood_of_faults, fifo)
+    run_in_own_process(flood_of_faults, fifo)
 
 
 def flood_of_faults(path: str) -> None:
-    """100,000 cgroups run out of memory: far more than fit into the reader and the facts."""
-    with listener(Path(path)) as one:
+    """Write lines of 100,000 cgroups without memory: far more than fit into the reader and the facts."""
+    with listener(Path(path)) as log_listener:
         with Path(path).open("w") as f:
-            f.write("".join(record(cpu, checked(cpu)) for cpu in range(10)))
+            f.write("".join(record(cpu, machine_check_line(cpu)) for cpu in range(10)))
             f.flush()
-            one.until(KernelLogCode.MACHINE_CHECK, "cpu9")
+            log_listener.until(KernelLogCode.MACHINE_CHECK, "cpu9")
             for start in range(10, FLOOD, CHUNK):
                 f.write("".join(record(seq, oom(f"/pod{seq}")) for seq in range(start, start + CHUNK)))
-                one.read_once()
+                log_listener.read_once()
                 if start == 10 + 10 * CHUNK:  # reader and facts are full
-                    one.until(KernelLogCode.OOM_KILL, f"/pod{start + CHUNK - 1}")
+                    log_listener.until(KernelLogCode.OOM_KILL, f"/pod{start + CHUNK - 1}")
                     before = resident()
         last = start + CHUNK
-        one.until(KernelLogCode.OOM_KILL, f"/pod{last - 1}")
+        log_listener.until(KernelLogCode.OOM_KILL, f"/pod{last - 1}")
         assert resident() - before < 4 * MIB  # 90,000 facts take over 20 MiB
-    assert {fact.location for fact in one.past.select(KernelLogCode.OOM_KILL)} == {
+    assert {fact.location for fact in log_listener.past.select(KernelLogCode.OOM_KILL)} == {
         f"/pod{n}" for n in range(last - MAX_FACTS, last)
     }
-    assert len(one.past.select(KernelLogCode.MACHINE_CHECK)) == 10
+    assert len(log_listener.past.select(KernelLogCode.MACHINE_CHECK)) == 10
 
 
 def test_every_known_line_becomes_a_fact(fifo: Path) -> None:
-    with listener(fifo) as one, fifo.open("w") as f:
+    with listener(fifo) as log_listener, fifo.open("w") as f:
         for seq, (text, line) in enumerate(CASES):
             if line.code is KernelLogCode.OOM_VICTIM:
                 continue  # it joins the line about the limit
-            before = one.past.facts.get((line.code, line.location))
+            before = log_listener.past.facts.get((line.code, line.location))
             f.write(record(seq, text))
             f.flush()
-            one.until(line.code, line.location, before.times + 1 if before else 1)
+            log_listener.until(line.code, line.location, before.times + 1 if before else 1)

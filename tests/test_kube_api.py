@@ -529,7 +529,7 @@ class Follower:
 
 
 @pytest.fixture
-def followed(kube_api: FakeKubeApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follower]:
+def follower(kube_api: FakeKubeApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follower]:
     monkeypatch.setattr("agent.serve.kube_api.object_watch.RETRY_S", 0.01)
     kube_api.add_node("a")
     follower = Follower(client(kube_api).watch(NODES))
@@ -543,31 +543,31 @@ def streams(server: FakeKubeApi) -> list[str]:
     return [call.target for call in server.calls if "watch=true" in call.target]
 
 
-def test_watch_lists_and_then_yields_changes(kube_api: FakeKubeApi, followed: Follower) -> None:
+def test_watch_lists_and_then_yields_changes(kube_api: FakeKubeApi, follower: Follower) -> None:
     kube_api.add_node("b")
-    assert followed.next() == ("changed", ["b"])
+    assert follower.next() == ("changed", ["b"])
     kube_api.delete(f"{NODES}/a", {})
-    assert followed.next() == ("deleted", ["a"])
+    assert follower.next() == ("deleted", ["a"])
 
 
-def test_interrupted_watch_resumes_without_a_second_list(kube_api: FakeKubeApi, followed: Follower) -> None:
+def test_interrupted_watch_resumes_without_a_second_list(kube_api: FakeKubeApi, follower: Follower) -> None:
     eventually(lambda: len(streams(kube_api)) == 1, "first stream")
     kube_api.add_node("b")
-    assert followed.next() == ("changed", ["b"])
+    assert follower.next() == ("changed", ["b"])
     kube_api.break_streams()
     kube_api.add_node("c")
-    assert followed.next() == ("changed", ["c"])
+    assert follower.next() == ("changed", ["c"])
     assert "resourceVersion=2" in streams(kube_api)[-1]
 
 
-def test_expired_watch_lists_again(kube_api: FakeKubeApi, followed: Follower) -> None:
+def test_expired_watch_lists_again(kube_api: FakeKubeApi, follower: Follower) -> None:
     eventually(lambda: len(streams(kube_api)) == 1, "first stream")
     kube_api.oldest = 2
     kube_api.refuse = lambda call: Refusal(503, "ServiceUnavailable", "no list before b is in it")
     kube_api.break_streams()
     kube_api.add_node("b")
     kube_api.refuse = lambda call: None
-    assert followed.next() == ("listed", ["a", "b"])
+    assert follower.next() == ("listed", ["a", "b"])
 
 
 def test_bookmark_moves_the_version_of_a_watch(
@@ -587,7 +587,7 @@ def test_bookmark_moves_the_version_of_a_watch(
 def test_watch_continues_on_a_connection_that_the_server_will_close(
     kube_api: FakeKubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proxies announce it; the client's connection then gives its socket away."""
+    """A proxy announces that it will close the connection, which then releases its socket."""
     handler = kube_api._server.RequestHandlerClass
     monkeypatch.setattr(handler, "protocol_version", "HTTP/1.0")
     kube_api.add_node("a")
@@ -599,11 +599,11 @@ def test_watch_continues_on_a_connection_that_the_server_will_close(
     assert follower.failure is None
 
 
-def test_closed_watch_ends_while_it_waits(kube_api: FakeKubeApi, followed: Follower) -> None:
+def test_closed_watch_ends_while_it_waits(kube_api: FakeKubeApi, follower: Follower) -> None:
     eventually(lambda: len(streams(kube_api)) == 1, "stream")
-    followed.watch.close()
-    followed.join()
-    assert followed.failure is None
+    follower.watch.close()
+    follower.join()
+    assert follower.failure is None
 
 
 def test_forbidden_watch_ends_with_the_missing_verb(kube_api: FakeKubeApi) -> None:
@@ -626,7 +626,9 @@ def test_unreachable_server_is_tried_until_it_answers(
     assert follower.next() == ("listed", ["a"])
     follower.watch.close()
     follower.join()
-    texts = [one.getMessage() for one in caplog.records if one.name.startswith("agent.serve.kube_api.")]
+    texts = [
+        record.getMessage() for record in caplog.records if record.name.startswith("agent.serve.kube_api.")
+    ]
     assert texts == ["watch of /api/v1/nodes: interrupted: 503 ServiceUnavailable: starting; will resume"]
 
 

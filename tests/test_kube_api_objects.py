@@ -34,7 +34,7 @@ def claim(status: Any = None, **metadata: Any) -> dict[str, Any]:
     return {"metadata": {"namespace": "team-a", "name": "c", "uid": "u", **metadata}, "status": status}
 
 
-def allocated(*results: Any, **more: Any) -> dict[str, Any]:
+def allocation_status(*results: Any, **more: Any) -> dict[str, Any]:
     return {"allocation": {"devices": {"results": list(results)}, **more}}
 
 
@@ -141,7 +141,7 @@ def test_errors_of_a_thousand_objects_are_limited() -> None:
 
 def test_allocation_gives_devices_of_all_drivers() -> None:
     results = [result("gpu-0", "gpus/large"), result("nic-0", "nic", driver="nic.example.com", shareID="s")]
-    found = parse_claim_object(claim(allocated(*results)))
+    found = parse_claim_object(claim(allocation_status(*results)))
     assert found.allocated
     assert found.ref == ClaimRef("team-a", "c", "u")
     assert found.devices == (
@@ -183,7 +183,10 @@ def test_pod_has_one_controller_among_several_owners() -> None:
 
 
 def test_parsing_does_not_modify_objects() -> None:
-    for obj, parse in ((pod_json(), parse_pod), (claim(allocated(result("gpu-0"))), parse_claim_object)):
+    for obj, parse in (
+        (pod_json(), parse_pod),
+        (claim(allocation_status(result("gpu-0"))), parse_claim_object),
+    ):
         before = copy.deepcopy(obj)
         parse(obj)  # type: ignore[operator]
         assert obj == before

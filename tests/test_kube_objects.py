@@ -46,7 +46,7 @@ def objects_of(data: bytes, kind: str = POD) -> tuple[JsonObject, ...]:
 
 def names(document: object, kind: str = POD) -> list[Any]:
     found = objects_of(json.dumps(document).encode(), kind)
-    return [one["metadata"]["name"] for one in found if isinstance(one["metadata"], dict)]
+    return [obj["metadata"]["name"] for obj in found if isinstance(obj["metadata"], dict)]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def parse_error(path: Path, kind: str = POD) -> str:
     ids=["kubectl get", "kubectl get --raw", "documents", "yq"],
 )
 def test_yaml_and_json_give_the_same_objects(text: str) -> None:
-    assert [one["metadata"] for one in objects_of(text.encode())] == [{"name": "a"}, {"name": "b"}]
+    assert [obj["metadata"] for obj in objects_of(text.encode())] == [{"name": "a"}, {"name": "b"}]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, sealed
+from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, with_checksum
 from kubernetes_samples import CHECKPOINT, EMPTY_CHECKPOINT
 
 from agent.model.claim import ClaimRef, DeviceRef
@@ -88,7 +88,7 @@ def use(
     return AllocatedDevice(DeviceRef(driver, pool, name), requests, share)
 
 
-def only(data: bytes) -> PreparedClaim:
+def only_claim(data: bytes) -> PreparedClaim:
     (found,), _, _ = parse_claims_checkpoint(data)
     return found
 
@@ -108,10 +108,10 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
     found, _, _ = parse_claims_checkpoint(data)
-    assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
+    assert [(claim_.ref.uid, claim_.ref.name, claim_.pods) for claim_ in found] == [
         (claim["ClaimUID"], claim["ClaimName"], (_POD,)) for claim in claims
     ]
-    assert [use.device.device for one in found for use in one.devices] == [
+    assert [use.device.device for claim_ in found for use in claim_.devices] == [
         device["DeviceName"] for claim in claims for device in claim["DriverState"][_TEST_DRIVER]["Devices"]
     ]
 
@@ -139,49 +139,51 @@ def test_checksum_covers_the_text_and_not_its_escaping() -> None:
 
 
 def test_claim_before_prepare_has_waiting_driver() -> None:
-    found = only(checkpoint([claim("u", pods=["p"], drivers={DRIVER: {"Devices": None}})]))
+    found = only_claim(checkpoint([claim("u", pods=["p"], drivers={DRIVER: {"Devices": None}})]))
     assert (found.devices, found.pods, found.waiting) == ((), ("p",), (DRIVER,))
 
 
 @pytest.mark.parametrize("operations", [["*"], ["NodePrepareResources", "NodeUnprepareResources"]])
 def test_skipped_driver_is_not_waiting(operations: list[str]) -> None:
     state = {DRIVER: {"Devices": None, "skipNodeOperations": operations}}
-    found = only(checkpoint([claim("u", drivers=state)]))
+    found = only_claim(checkpoint([claim("u", drivers=state)]))
     assert (found.waiting, found.skipped) == ((), (DRIVER,))
 
 
 def test_driver_with_skipped_unprepare_only_is_called() -> None:
     state = {DRIVER: {"Devices": None, "skipNodeOperations": ["NodeUnprepareResources", "Later"]}}
-    assert only(checkpoint([claim("u", drivers=state)])).waiting == (DRIVER,)
+    assert only_claim(checkpoint([claim("u", drivers=state)])).waiting == (DRIVER,)
 
 
 def test_devices_listed_twice_by_repeated_prepare_are_merged() -> None:
-    found = only(checkpoint([claim("u", drivers=devices(device(), device("gpu-1"), device()))]))
+    found = only_claim(checkpoint([claim("u", drivers=devices(device(), device("gpu-1"), device()))]))
     assert found.devices == (use("gpu-0", "gpus"), use("gpu-1", "gpus"))
 
 
 def test_two_shares_of_one_device_are_distinct() -> None:
-    found = only(checkpoint([claim("u", drivers=devices(device(share="s-1"), device(share="s-2")))]))
+    found = only_claim(checkpoint([claim("u", drivers=devices(device(share="s-1"), device(share="s-2")))]))
     assert found.devices == (use("gpu-0", "gpus", share="s-1"), use("gpu-0", "gpus", share="s-2"))
 
 
 def test_duplicate_claim_entries_are_merged() -> None:
     first = claim("u", name="c", pods=["p-2"], drivers=devices(device()))
     second = claim("u", name="c", pods=["p-1"], drivers={**devices(device("gpu-1")), "nic": {}})
-    found = only(checkpoint([first, second]))
+    found = only_claim(checkpoint([first, second]))
     assert found.pods == ("p-1", "p-2")
     assert found.devices == (use("gpu-0", "gpus"), use("gpu-1", "gpus"))
 
 
 def test_two_claims_of_one_name_stay_distinct() -> None:
     found, _, _ = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
-    assert [one.ref.uid for one in found] == ["u-1", "u-2"]
+    assert [claim_.ref.uid for claim_ in found] == ["u-1", "u-2"]
 
 
 def test_unknown_fields_and_versions_are_ignored() -> None:
-    one = claim("u", drivers={DRIVER: {"Devices": [{**device(), "Binding": {"a": 1}}], "Lease": 3}})
-    data = checkpoint([{**one, "Phase": "new"}], apiVersion="checkpoint.dra.kubelet.k8s.io/v7", Extra=[])
-    assert only(data).devices == (use("gpu-0", "gpus"),)
+    with_binding = claim("u", drivers={DRIVER: {"Devices": [{**device(), "Binding": {"a": 1}}], "Lease": 3}})
+    data = checkpoint(
+        [{**with_binding, "Phase": "new"}], apiVersion="checkpoint.dra.kubelet.k8s.io/v7", Extra=[]
+    )
+    assert only_claim(data).devices == (use("gpu-0", "gpus"),)
 
 
 # --- invalid checkpoints --------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
 
 def test_other_checkpoint_kind_is_refused_by_name() -> None:
     assert (
-        parse_error(sealed('{"kind":"CPUCheckpoint"}'))
+        parse_error(with_checksum('{"kind":"CPUCheckpoint"}'))
         == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
     )
 
@@ -221,7 +223,7 @@ def test_other_json_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])
 def test_valid_checksum_over_unknown_format_is_not_torn(text: str) -> None:
     with pytest.raises(ValueError, match="key Data cannot be parsed: ") as caught:
-        parse_claims_checkpoint(sealed(text))
+        parse_claims_checkpoint(with_checksum(text))
     assert not isinstance(caught.value, IncompleteCheckpoint)
 
 
@@ -303,13 +305,13 @@ def test_torn_file_replaced_during_retry_is_read(tmp_path: Path) -> None:
     path.write_bytes(whole[:-9])
     pauses: list[float] = []
 
-    def replaced(seconds: float) -> None:
+    def replace_file(seconds: float) -> None:
         pauses.append(seconds)
         new = tmp_path / ".state"
         new.write_bytes(whole)
         new.rename(path)
 
-    answer = read_claims_checkpoint(path, NOW, replaced)
+    answer = read_claims_checkpoint(path, NOW, replace_file)
     assert [item.pods for item in answer.items] == [("p",)]
     assert pauses == [RETRY_PAUSE_S]
 
@@ -327,7 +329,7 @@ def test_file_that_stays_torn_is_unreadable_and_not_empty(tmp_path: Path) -> Non
 
 def test_permanent_error_is_not_retried(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    path.write_bytes(sealed('{"kind":"CPUCheckpoint"}'))
+    path.write_bytes(with_checksum('{"kind":"CPUCheckpoint"}'))
     assert "CPUCheckpoint" in read_claims_checkpoint(path, NOW, no_pause).reason
 
 

@@ -31,7 +31,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     }
 
 
-def parsed(**changes: Any) -> KubeletHealthRecord:
+def parse_entry(**changes: Any) -> KubeletHealthRecord:
     state = {"gpu.example.com": {"Devices": {"node-1/gpu-0": entry(**changes)}}}
     (belief,), wrong = parse_health_state(json.dumps(state).encode())
     assert wrong == ()
@@ -54,7 +54,7 @@ def test_file_written_by_kubelet_code_parses_completely() -> None:
 
 @pytest.mark.parametrize("health", ["", "unhealthy", "Sick"])
 def test_unknown_health_value_is_unknown(health: str) -> None:
-    assert parsed(Health=health).health is Health.UNKNOWN
+    assert parse_entry(Health=health).health is Health.UNKNOWN
 
 
 # kubelet cm/dra/healthinfo_test.go, TestGetHealthInfoRobust
@@ -70,7 +70,7 @@ def test_unknown_health_value_is_unknown(health: str) -> None:
     ],
 )
 def test_entry_lapses_by_the_kubelets_rule(timeout_ns: int, age_s: float, lapsed: bool) -> None:
-    assert parsed(HealthCheckTimeout=timeout_ns).has_lapsed(UPDATED_S + age_s) is lapsed
+    assert parse_entry(HealthCheckTimeout=timeout_ns).has_lapsed(UPDATED_S + age_s) is lapsed
 
 
 def test_entry_without_time_is_invalid_and_others_stay() -> None:

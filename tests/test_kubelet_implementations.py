@@ -45,7 +45,7 @@ KUBELETS: Final = {"kubelet", "make_kubelet", "node", "make_node", "manager", "e
 """Fixtures that start a kubelet or a part of it."""
 
 
-def collected() -> tuple[set[str], set[str]]:
+def collect_tests() -> tuple[set[str], set[str]]:
     """Return the tests that meet a kubelet, and those of them that run with the real one."""
     command = [sys.executable, "-c", COLLECT, *(str(TESTS / name) for name in FILES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=TESTS.parent)
@@ -62,7 +62,7 @@ def collected() -> tuple[set[str], set[str]]:
 
 
 def test_each_test_of_the_fake_kubelet_runs_with_the_real_one_or_says_why() -> None:
-    meeting, real = collected()
+    meeting, real = collect_tests()
     assert real
     assert meeting - real - OUTSIDE == set(FAKE_ONLY)
 

@@ -17,7 +17,7 @@ from wire.kubelet_apis import (
     ListingApi,
     RefuseCall,
     WatchApi,
-    deleted,
+    deleted_event,
     event,
     listed_claim,
     listed_container,
@@ -63,10 +63,10 @@ def clock() -> Instant:
 
 
 def ask(read: Read, socket: Path) -> SourceAnswer[Any]:
-    async def asked() -> SourceAnswer[Any]:
+    async def read_once() -> SourceAnswer[Any]:
         return await read(socket, clock)
 
-    return asyncio.run(asked())
+    return asyncio.run(read_once())
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_unreadable_pod_does_not_hide_others(socket: Path) -> None:
     assert (len(answer.invalid), answer.invalid[-1]) == (INVALID_MAX + 1, f"{41 - INVALID_MAX} more errors")
 
 
-# --- both --------------------------------------------------------------------------------------------------
+# --- both sockets ------------------------------------------------------------------------------------------
 
 
 @both
@@ -212,10 +212,10 @@ def test_server_without_the_service_is_absent(read: Read, method: str, socket: P
 
 @both
 def test_starting_kubelet_is_unreadable_with_reason(read: Read, method: str, socket: Path) -> None:
-    def starting() -> Any:
+    def raise_starting() -> Any:
         raise STARTING
 
-    with ListingApi(socket, method, starting):
+    with ListingApi(socket, method, raise_starting):
         answer = ask(read, socket)
     assert answer.absence is Absence.UNREADABLE
     assert answer.reason == f"{socket}: FAILED_PRECONDITION: Kubelet is initializing"
@@ -226,10 +226,10 @@ def test_rate_limited_request_is_retried(read: Read, method: str, socket: Path) 
     answers = iter([RATE_LIMIT, RATE_LIMIT, empty()])
 
     def message() -> Any:
-        one = next(answers)
-        if isinstance(one, RefuseCall):
-            raise one
-        return one
+        next_answer = next(answers)
+        if isinstance(next_answer, RefuseCall):
+            raise next_answer
+        return next_answer
 
     with ListingApi(socket, method, message) as api:
         answer = ask(read, socket)
@@ -312,7 +312,7 @@ class Watching:
                 return answer
 
 
-def watched(socket: Path, story: Callable[[Watching, WatchApi], Awaitable[None]]) -> None:
+def run_watch(socket: Path, story: Callable[[Watching, WatchApi], Awaitable[None]]) -> None:
     """Run a scenario while a watch runs."""
 
     async def run() -> None:
@@ -338,9 +338,9 @@ def uids(answer: SourceAnswer[Any]) -> list[str]:
     return sorted(item["metadata"]["uid"] for item in answer.items)
 
 
-def say(stream: Any, *events: Any) -> None:
-    for one in events:
-        stream.put(one)
+def send_events(stream: Any, *events: Any) -> None:
+    for found_event in events:
+        stream.put(found_event)
 
 
 SYNCED = event("INITIAL_SYNC_COMPLETE")
@@ -349,82 +349,87 @@ SYNCED = event("INITIAL_SYNC_COMPLETE")
 def test_watch_follows_added_changed_and_removed_pods(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-1", "u-2"])).is_complete
-        say(stream, event("MODIFIED", pod("u-1", phase="Failed")), deleted("u-2"), event("ADDED", pod("u-3")))
+        send_events(
+            stream,
+            event("MODIFIED", pod("u-1", phase="Failed")),
+            deleted_event("u-2"),
+            event("ADDED", pod("u-3")),
+        )
         answer = await watching.until(lambda answer: uids(answer) == ["u-1", "u-3"])
         assert parse_pods(answer).items[0].phase == "Failed"
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
         assert not watching.watch.is_current
-        say(stream, event("ADDED", pod("u-1", phase="Running")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1", phase="Running")), SYNCED)
         await watching.until(lambda answer: uids(answer) == ["u-1"])
         assert (watching.changes, watching.watch.is_current) == (1, True)
         version, _ = watching.latest.peek()
-        say(stream, event("MODIFIED", pod("u-1", phase="Running", size=1000)))
+        send_events(stream, event("MODIFIED", pod("u-1", phase="Running", size=1000)))
         await watching.latest.wait_newer(version)
         assert watching.changes == 1
-        say(stream, event("MODIFIED", pod("u-1", phase="Succeeded")))
+        send_events(stream, event("MODIFIED", pod("u-1", phase="Succeeded")))
         await watching.until(lambda answer: answer.items[0]["status"]["phase"] == "Succeeded")
         assert watching.changes == 2
-        say(stream, deleted("u-1"))
+        send_events(stream, deleted_event("u-1"))
         await watching.until(lambda answer: not answer.items)
         assert watching.changes == 3
-        say(stream, SLOW_CLIENT)
+        send_events(stream, SLOW_CLIENT)
         await watching.until(lambda answer: bool(answer.invalid))
         assert (watching.changes, watching.watch.is_current) == (3, False)
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, *(event("ADDED", pod(f"u-{number}")) for number in range(50)), SYNCED)
+        send_events(stream, *(event("ADDED", pod(f"u-{number}")) for number in range(50)), SYNCED)
         _, first = await watching.latest.wait_newer(0)
         assert len(first.items) == 50
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         before = await watching.until(lambda answer: len(answer.items) == 2)
-        say(stream, SLOW_CLIENT)
+        send_events(stream, SLOW_CLIENT)
         lost = await watching.until(lambda answer: bool(answer.invalid))
         assert uids(lost) == ["u-1", "u-2"]  # the old list, with its old time
         assert lost.provenance == before.provenance
         assert lost.invalid == (f"{socket}: RESOURCE_EXHAUSTED: watch client channel closed",)
         again = await open_stream(api)
-        say(again, event("ADDED", pod("u-2")))
-        say(again, SYNCED)
+        send_events(again, event("ADDED", pod("u-2")))
+        send_events(again, SYNCED)
         answer = await watching.until(lambda answer: answer.is_complete and uids(answer) == ["u-2"])
         assert answer.provenance.read_at > before.provenance.read_at
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_stream_broken_during_initial_list_replaces_nothing(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("ADDED", pod("u-1")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1")), SYNCED)
         await watching.until(lambda answer: uids(answer) == ["u-1"])
-        say(stream, STARTING)
+        send_events(stream, STARTING)
         again = await open_stream(api)
-        say(again, event("ADDED", pod("u-9")), STARTING)
-        say(await open_stream(api), event("ADDED", pod("u-3")), SYNCED)
+        send_events(again, event("ADDED", pod("u-9")), STARTING)
+        send_events(await open_stream(api), event("ADDED", pod("u-3")), SYNCED)
         seen: list[list[str]] = []
         await watching.until(lambda answer: seen.append(uids(answer)) or uids(answer) == ["u-3"])
         assert ["u-9"] not in seen
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
@@ -437,7 +442,7 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
             _, answer = await watching.latest.wait_newer(0)
             assert (answer.absence, answer.reason) == (Absence.ABSENT, f"{socket}: no such socket")
             with WatchApi(socket) as api:
-                say(await open_stream(api), SYNCED)
+                send_events(await open_stream(api), SYNCED)
                 answer = await watching.until(lambda answer: answer.absence is None)
                 assert (answer.items, answer.is_complete) == ((), True)  # a node without pods
         task.cancel()
@@ -448,16 +453,16 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
 
 def test_watch_waits_out_a_rate_limit_and_keeps_the_pods(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        say(await open_stream(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
+        send_events(await open_stream(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
         await watching.until(lambda answer: bool(answer.invalid))
         for _ in range(2):
-            say(await open_stream(api), RATE_LIMIT)
+            send_events(await open_stream(api), RATE_LIMIT)
             answer = await watching.until(lambda answer: "RESOURCE_EXHAUSTED" in str(answer.invalid))
             assert (uids(answer), watching.watch.is_current) == (["u-1"], False)
-        say(await open_stream(api), event("ADDED", pod("u-2")), SYNCED)
+        send_events(await open_stream(api), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-2"])).is_complete
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -> None:
@@ -465,7 +470,7 @@ def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -
         watching = Watching(socket, sync_s=0.05)
         task = asyncio.ensure_future(watching.watch.run())
         with WatchApi(socket) as api:
-            say(await open_stream(api), event("ADDED", pod("u")))
+            send_events(await open_stream(api), event("ADDED", pod("u")))
             answer = await watching.until(lambda answer: True)
             why = f"{socket}: kubelet did not send all pods within 0.05 s"
             assert (answer.items, answer.reason) == ((), why)
@@ -480,32 +485,34 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
         nameless = message_class("core", "Pod")().SerializeToString()
-        say(stream, event("ADDED", b"\xff"), event("ADDED", nameless), event("ADDED", pod("u")), SYNCED)
+        send_events(
+            stream, event("ADDED", b"\xff"), event("ADDED", nameless), event("ADDED", pod("u")), SYNCED
+        )
         answer = await watching.until(lambda answer: uids(answer) == ["u"])
         assert answer.invalid == (
             "event: pod: message ends inside a varint",
             "event: a pod in the kubelet's answer has no metadata.uid",
         )
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("UNSPECIFIED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
+        send_events(stream, event("UNSPECIFIED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert uids(await watching.until(lambda answer: answer.absence is None)) == ["u-2"]
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_slow_reader_gets_newest_list_and_never_blocks_kubelet(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, SYNCED)
+        send_events(stream, SYNCED)
         await watching.until(lambda answer: answer.absence is None)
         for number in range(2000):
-            say(stream, event("MODIFIED", pod("u", phase=f"step {number}")))
+            send_events(stream, event("MODIFIED", pod("u", phase=f"step {number}")))
         answer = await watching.until(
             lambda answer: bool(answer.items) and answer.items[0]["status"]["phase"] == "step 1999"
         )
@@ -513,4 +520,4 @@ def test_slow_reader_gets_newest_list_and_never_blocks_kubelet(socket: Path) -> 
         version, _ = watching.latest.peek()
         assert version < 1000  # events are coalesced: of 0.1 s each
 
-    watched(socket, story)
+    run_watch(socket, story)

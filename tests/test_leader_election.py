@@ -281,7 +281,7 @@ def test_missing_directory_is_named_in_error(tmp_path: Path) -> None:
         LeaderElection(tmp_path / "none")
 
 
-# --- on the streams -----------------------------------------------------------------------------------------
+# --- streams of instances -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -303,7 +303,9 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
             with watch_health(old.paths.service) as late_watcher:
                 late_watcher.wait_opened()
                 eventually(old.latest.is_delivered, "the report was taken")
-                assert (watcher.pending(), late_watcher.pending()) == (0, 0), "streams are open without lists"
+                assert (watcher.pending_count(), late_watcher.pending_count()) == (0, 0), (
+                    "streams are open without lists"
+                )
         for _ in range(2):  # once more, for a kubelet that forgets late
             listed = watcher.next()
             assert names(listed) == ["a", "b"]

@@ -18,12 +18,12 @@ from patience import PATIENCE_S
 from agent.system.threads.loop_thread import AsyncioThread
 
 
-async def forever(ready: Callable[[], None]) -> None:
+async def run_forever(ready: Callable[[], None]) -> None:
     ready()
     await asyncio.Event().wait()
 
 
-def unexpected(error: BaseException) -> None:
+def fail_test(error: BaseException) -> None:
     raise AssertionError("nothing should fail here") from error
 
 
@@ -31,9 +31,9 @@ def test_loop_runs_in_a_named_thread_until_stopped() -> None:
     before = set(threading.enumerate())
 
     def names() -> list[str]:
-        return [one.name for one in set(threading.enumerate()) - before]
+        return [worker.name for worker in set(threading.enumerate()) - before]
 
-    thread = AsyncioThread(forever, on_failure=unexpected)
+    thread = AsyncioThread(run_forever, on_failure=fail_test)
     thread.start(PATIENCE_S)
     assert "dh-io" in names()
     assert thread.stop(PATIENCE_S)
@@ -50,10 +50,10 @@ def test_loop_is_of_asyncio_while_the_process_uses_another(monkeypatch: pytest.M
 
     async def main(ready: Callable[[], None]) -> None:
         loops.put(type(asyncio.get_running_loop()))
-        await forever(ready)
+        await run_forever(ready)
 
     monkeypatch.setattr(asyncio.events, "new_event_loop", ForeignLoop)
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
     assert loops.get(timeout=PATIENCE_S) is asyncio.SelectorEventLoop
     assert thread.stop(PATIENCE_S)
@@ -63,7 +63,7 @@ def test_failure_before_ready_is_raised_by_start() -> None:
     async def main(ready: Callable[[], None]) -> None:
         raise OSError("no such luck")
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     with pytest.raises(OSError, match="no such luck"):
         thread.start(PATIENCE_S)
     assert thread.stop(PATIENCE_S)
@@ -101,11 +101,11 @@ def test_return_without_stop_is_a_failure() -> None:
 def test_failure_during_shutdown_is_raised_by_stop() -> None:
     async def main(ready: Callable[[], None]) -> None:
         try:
-            await forever(ready)
+            await run_forever(ready)
         finally:
             raise OSError("cannot even stop")
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
     with pytest.raises(OSError, match="cannot even stop"):
         thread.stop(PATIENCE_S)
@@ -118,7 +118,7 @@ def test_hung_thread_is_abandoned() -> None:
         ready()
         release.wait()
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
     assert not thread.stop(timeout_s=0.05)
     release.set()
@@ -129,14 +129,14 @@ def test_start_times_out_if_never_ready() -> None:
     async def main(ready: Callable[[], None]) -> None:
         await asyncio.Event().wait()
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     with pytest.raises(TimeoutError):
         thread.start(timeout_s=0.05)
     assert thread.stop(PATIENCE_S)
 
 
 def test_stop_before_start_is_final() -> None:
-    thread = AsyncioThread(forever, on_failure=unexpected)
+    thread = AsyncioThread(run_forever, on_failure=fail_test)
     assert thread.stop(PATIENCE_S)
     with pytest.raises(RuntimeError, match="stopped before its event loop was ready"):
         thread.start(PATIENCE_S)
@@ -150,7 +150,7 @@ def test_start_raises_if_stopped_meanwhile() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(thread.start, PATIENCE_S)
         assert begun.wait(PATIENCE_S)
@@ -166,14 +166,14 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
     path = str(tmp_path / "a.sock")
 
     async def main(ready: Callable[[], None]) -> None:
-        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def close_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
 
-        async with await asyncio.start_unix_server(greet, path):
+        async with await asyncio.start_unix_server(close_at_once, path):
             ready()
             await asyncio.Event().wait()
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as client:
@@ -202,13 +202,13 @@ def test_uncaught_exception_of_the_loop_is_logged(caplog: pytest.LogCaptureFixtu
     async def main(ready: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(0)
-        await forever(ready)
+        await run_forever(ready)
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
     assert thread.stop(PATIENCE_S)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
 def test_stop_of_an_unstarted_thread_does_nothing() -> None:
-    assert AsyncioThread(forever, on_failure=unexpected).stop()
+    assert AsyncioThread(run_forever, on_failure=fail_test).stop()

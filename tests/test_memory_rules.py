@@ -171,7 +171,7 @@ def bad(code: str, evidence: str, severity: Severity | None = None) -> Finding:
     return Finding(code, ROWS[code].severity if severity is None else severity, evidence)
 
 
-def lost(*locations: str) -> Finding:
+def lost_finding(*locations: str) -> Finding:
     return bad(LOST, ", ".join(locations))
 
 
@@ -188,33 +188,33 @@ def frequent_errors(*locations: str, limit: int = 24, window: str = "1 d") -> Fi
     [
         ([], NO_COUNTERS),
         ([controller(0), module(0, 0)], OK),
-        ([controller(0, ue=1), module(0, 0, ue=1)], lost(f"mc0 {A1}: 1 uncorrectable error {SINCE}")),
+        ([controller(0, ue=1), module(0, 0, ue=1)], lost_finding(f"mc0 {A1}: 1 uncorrectable error {SINCE}")),
         (
             [controller(0, ue=43), module(0, 0, ue=43)],
-            lost(f"mc0 {A1}: at least 10 uncorrectable errors {SINCE}"),
+            lost_finding(f"mc0 {A1}: at least 10 uncorrectable errors {SINCE}"),
         ),
         # errors of no module count for the controller
-        ([controller(0, ue=2, name="F19h")], lost(f"mc0 (F19h): 2 uncorrectable errors {SINCE}")),
-        ([controller(1, ue=2), module(1, 0)], lost(f"mc1: 2 uncorrectable errors {SINCE}")),
+        ([controller(0, ue=2, name="F19h")], lost_finding(f"mc0 (F19h): 2 uncorrectable errors {SINCE}")),
+        ([controller(1, ue=2), module(1, 0)], lost_finding(f"mc1: 2 uncorrectable errors {SINCE}")),
         (
             [controller(0, ue=3), module(0, 0, ue=1), module(0, 1, label="")],
-            lost(f"mc0 {A1}: 1 uncorrectable error {SINCE}", f"mc0: 2 uncorrectable errors {SINCE}"),
+            lost_finding(f"mc0 {A1}: 1 uncorrectable error {SINCE}", f"mc0: 2 uncorrectable errors {SINCE}"),
         ),
         # modules are read shortly before or after their controller
-        ([controller(0, ue=0), module(0, 0, ue=1)], lost(f"mc0 {A1}: 1 uncorrectable error {SINCE}")),
+        ([controller(0, ue=0), module(0, 0, ue=1)], lost_finding(f"mc0 {A1}: 1 uncorrectable error {SINCE}")),
         # without a label the location, without that the number
         (
             [controller(0, ue=1), module(0, 1, ue=1, label="")],
-            lost(f"mc0 channel 1 slot 0: 1 uncorrectable error {SINCE}"),
+            lost_finding(f"mc0 channel 1 slot 0: 1 uncorrectable error {SINCE}"),
         ),
-        ([DimmSample(0, 3, "", "", 0, 1)], lost(f"mc0 module 3: 1 uncorrectable error {SINCE}")),
+        ([DimmSample(0, 3, "", "", 0, 1)], lost_finding(f"mc0 module 3: 1 uncorrectable error {SINCE}")),
         ([controller(0, ue=EIO), module(0, 0)], RuleInputUnreadable("ue_count of mc0", EIO)),
         ([controller(0), module(0, 0, ue=ENODEV)], RuleInputUnreadable(f"ue_count of mc0 {A1}", ENODEV)),
         # old kernels do not count by module
         ([controller(0), module(0, 0, ce=ABSENT, ue=ABSENT)], OK),
         (
             [controller(0, ue=1), module(0, 0, ce=ABSENT, ue=ABSENT)],
-            lost(f"mc0: 1 uncorrectable error {SINCE}"),
+            lost_finding(f"mc0: 1 uncorrectable error {SINCE}"),
         ),
         ([controller(0, ce=ABSENT, ue=ABSENT)], NO_COUNTERS),
     ],
@@ -225,7 +225,7 @@ def test_uncorrectable_errors_have_result(dimms: list[DimmSample], answer: RuleR
 
 def test_uncorrectable_error_outranks_an_unreadable_count() -> None:
     paper = PaperMemory((controller(0, ue=1), module(0, 0, ue=1), controller(1, ue=EIO)))
-    assert paper.result(LOST) == lost(f"mc0 {A1}: 1 uncorrectable error {SINCE}")
+    assert paper.result(LOST) == lost_finding(f"mc0 {A1}: 1 uncorrectable error {SINCE}")
 
 
 def test_uncorrectable_error_is_held_until_a_reset() -> None:
@@ -382,7 +382,7 @@ def test_log_lines_count_without_counters() -> None:
     paper = PaperMemory()
     paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
     paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc1", 23)
-    assert paper.result(LOST) == lost(f"mc0 {A1}: 1 uncorrectable error in the kernel log")
+    assert paper.result(LOST) == lost_finding(f"mc0 {A1}: 1 uncorrectable error in the kernel log")
     assert paper.result(RATE, after_s=HOUR) is OK
     paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc1", 24)
     assert paper.result(RATE, after_s=HOUR) == frequent_errors("mc1")
@@ -397,7 +397,7 @@ def test_log_lines_do_not_count_if_the_controller_does() -> None:
     assert paper.result(LOST) is OK, "the counters were reset since"
     assert paper.result(RATE) == RuleInconclusive("needs 1 d of history")
     paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, "mc1")
-    assert paper.result(LOST) == lost("mc1: 1 uncorrectable error in the kernel log")
+    assert paper.result(LOST) == lost_finding("mc1: 1 uncorrectable error in the kernel log")
 
 
 def test_log_lines_from_long_before_the_start_are_no_rate() -> None:
@@ -417,7 +417,7 @@ def test_log_lines_from_long_before_the_start_are_no_rate() -> None:
         (
             f"EDAC MC0: 1 UE memory read error on {A1} (channel:0 slot:0 page:0x0 offset:0x0 grain:32)",
             LOST,
-            lost(f"mc0 {A1}: 1 uncorrectable error in the kernel log"),
+            lost_finding(f"mc0 {A1}: 1 uncorrectable error in the kernel log"),
         ),
         (
             "Memory failure: 0x12345: recovery action for dirty LRU page: Recovered",
@@ -447,7 +447,7 @@ def test_module_belongs_to_the_socket_in_its_label(label: str) -> None:
     paper = PaperMemory((controller(2, ue=1), module(2, 0, ue=1, label=label)))
     paper.two_sockets()
     assert found_on(paper) == [1]
-    assert paper.result(LOST, 1) == lost(f"mc2 {label}: 1 uncorrectable error {SINCE}")
+    assert paper.result(LOST, 1) == lost_finding(f"mc2 {label}: 1 uncorrectable error {SINCE}")
 
 
 @pytest.mark.parametrize(
@@ -466,13 +466,13 @@ def test_module_of_a_node_whose_memory_is_offline_belongs_to_it(
     paper.dimms, paper.numa, paper.having = dimms, (numa(),), 0b01
     paper.now_s += 1
     assert found_on(paper) == [1]
-    assert paper.result(LOST, 1) == lost(f"{place}: 1 uncorrectable error {SINCE}")
+    assert paper.result(LOST, 1) == lost_finding(f"{place}: 1 uncorrectable error {SINCE}")
 
 
 def test_sockets_of_a_single_numa_node_share_it() -> None:
     paper = PaperMemory((controller(1, ue=1), module(1, 0, ue=1, label=B1)))
     paper.nodes, paper.packages = (node_sample(0, cpus=0b1111),), {0: 0, 1: 0, 2: 1, 3: 1}
-    assert paper.result(LOST) == lost(f"mc1 {B1}: 1 uncorrectable error {SINCE}")
+    assert paper.result(LOST) == lost_finding(f"mc1 {B1}: 1 uncorrectable error {SINCE}")
 
 
 def test_controller_without_modules_belongs_to_the_socket_in_its_name() -> None:
@@ -522,9 +522,11 @@ def test_module_on_an_unknown_node_counts_for_every_node(name: str, label: str) 
     paper = PaperMemory((controller(0, ue=1, name=name), module(0, 0, ue=1, label=label)))
     paper.two_sockets()
     assert found_on(paper) == [0, 1]
-    assert paper.result(LOST) == lost(f"mc0 {label}: 1 uncorrectable error {SINCE}{UNKNOWN}")
+    assert paper.result(LOST) == lost_finding(f"mc0 {label}: 1 uncorrectable error {SINCE}{UNKNOWN}")
     paper.numa, paper.having, paper.past = (numa(),), 0b1, MemoryRuleState()
-    assert paper.result(LOST) == lost(f"mc0 {label}: 1 uncorrectable error {SINCE}"), "there is only one node"
+    assert paper.result(LOST) == lost_finding(f"mc0 {label}: 1 uncorrectable error {SINCE}"), (
+        "there is only one node"
+    )
 
 
 def test_unknown_sockets_leave_the_node_unknown() -> None:
@@ -677,7 +679,7 @@ def test_blocks_unreadable_at_start_are_counted_later() -> None:
     assert paper.result(BLOCKS) == bad(BLOCKS, "6 memory blocks online, 7 at start")
 
 
-# --- what drivers declare ---------------------------------------------------------------------------------
+# --- declared memory --------------------------------------------------------------------------------------
 
 GIB: Final = 1 << 30
 
@@ -736,7 +738,7 @@ def test_kernel_without_numa_has_node_0_only() -> None:
     assert paper.declared_result(MISSING, 0, 1) == bad(MISSING, "no NUMA node 1")
 
 
-# --- nothing read, nothing there --------------------------------------------------------------------------
+# --- missing readings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", ROWS)
@@ -782,7 +784,7 @@ class RealMachine:
         view = memory_rule_input(self._past, snapshot, EngineSettings("node-a"), 0)
         return {rule.code: rule.evaluate(view) for rule in MEMORY_RULES}
 
-    def raised(self, after_s: float = 0) -> dict[str, str]:
+    def evidence_by_code(self, after_s: float = 0) -> dict[str, str]:
         """Return the evidence of the findings, by code."""
         found = self.answers(after_s)
         return {code: answer.evidence for code, answer in found.items() if isinstance(answer, Finding)}
@@ -836,17 +838,17 @@ def test_failing_module_is_named_as_in_sysfs(tmp_path: Path) -> None:
     write()
     (tmp_path / "proc").mkdir()
     with real_machine(tmp_path, tmp_path / "proc") as machine:
-        assert machine.raised() == {}
+        assert machine.evidence_by_code() == {}
         write(ce_count="30", dimm_ce_count="30")
-        assert machine.raised(1) == {RATE: f"mc0 {A1}: at least 24 correctable errors in 1 d"}
+        assert machine.evidence_by_code(1) == {RATE: f"mc0 {A1}: at least 24 correctable errors in 1 d"}
         write(ce_count="30", dimm_ce_count="30", ue_count="1", dimm_ue_count="1")
-        assert machine.raised(1)[LOST] == f"mc0 {A1}: 1 uncorrectable error {SINCE}"
+        assert machine.evidence_by_code(1)[LOST] == f"mc0 {A1}: 1 uncorrectable error {SINCE}"
         write(ce_count="0", dimm_ce_count="0")
-        assert set(machine.raised(1)) == {RATE}, "the counters were reset"
+        assert set(machine.evidence_by_code(1)) == {RATE}, "the counters were reset"
         write(total="2")
         (nodes / "node0/memory3/state").write_text("offline\n")
         machine.poke()
-        found = machine.raised(10)
+        found = machine.evidence_by_code(10)
         assert found[POISONED] == "2 pages with hardware errors"
         assert found[BLOCKS] == "3 memory blocks online, 4 at start"
 

@@ -26,12 +26,12 @@ DRIVER = "demo.example.com"
 BAD = Finding("demo.bad", Severity.UNHEALTHY, "1 of 2")
 
 
-def declared(name: str) -> DriverDevice:
+def declared_device(name: str) -> DriverDevice:
     return DriverDevice(DRIVER, "node-a", name, DeclaredOtherDevice(), 0)
 
 
 def sample(name: str, **changes: object) -> DriverCheckSample:
-    blank = DriverCheckSample("link", declared(name).subject, None, "", 0, 1, 10**9, 3, 3)
+    blank = DriverCheckSample("link", declared_device(name).subject, None, "", 0, 1, 10**9, 3, 3)
     return blank._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -76,18 +76,18 @@ def is_awake(source: HostAndDriverSource) -> bool:
 
 
 def test_driver_reports_are_part_of_the_host_snapshot(source: HostAndDriverSource) -> None:
-    source.declare([declared("d-0")], [sample("d-0")])
+    source.declare([declared_device("d-0")], [sample("d-0")])
     source.set_driver_faults(DRIVER, [fault("d-0")])
     found = source.read()
     assert found is not None
     assert found.seq == 7
-    assert found.declared == (DeclaredFile(DRIVER, (declared("d-0"),)),)
+    assert found.declared == (DeclaredFile(DRIVER, (declared_device("d-0"),)),)
     assert found.checks == (sample("d-0"),)
     assert found.driver_faults == (fault("d-0"),)
 
 
 def test_read_returns_none_before_the_first_host_snapshot(source: HostAndDriverSource, host: Host) -> None:
-    source.declare([declared("d-0")])
+    source.declare([declared_device("d-0")])
     host.snapshot = None
     assert source.read() is None
 
@@ -102,13 +102,13 @@ def test_empty_source_has_no_sources_and_devices() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        lambda source: source.declare([declared("d-1")]),
+        lambda source: source.declare([declared_device("d-1")]),
         lambda source: source.set_driver_faults(DRIVER, [fault("d-0")]),
         lambda source: source.update_check_sample(sample("d-0", finding=BAD, passes=1), wake=True),
     ],
 )
 def test_every_driver_report_wakes_the_core(source: HostAndDriverSource, report: object) -> None:
-    source.declare([declared("d-0")], [sample("d-0")])
+    source.declare([declared_device("d-0")], [sample("d-0")])
     source.clear()
     assert not is_awake(source)
     report(source)  # type: ignore[operator]
@@ -116,7 +116,7 @@ def test_every_driver_report_wakes_the_core(source: HostAndDriverSource, report:
 
 
 def test_only_reports_whose_sender_waits_are_urgent_until_read(source: HostAndDriverSource) -> None:
-    source.declare([declared("a")], [sample("a")])
+    source.declare([declared_device("a")], [sample("a")])
     source.update_check_sample(sample("a", passes=1), wake=True)
     assert not source.is_urgent
     for report in (
@@ -131,7 +131,7 @@ def test_only_reports_whose_sender_waits_are_urgent_until_read(source: HostAndDr
 
 
 def test_sample_without_wake_is_read_later(source: HostAndDriverSource) -> None:
-    source.declare([declared("d-0")], [sample("d-0")])
+    source.declare([declared_device("d-0")], [sample("d-0")])
     source.clear()
     source.update_check_sample(sample("d-0", passes=2), wake=False)
     assert not is_awake(source)
@@ -141,8 +141,8 @@ def test_sample_without_wake_is_read_later(source: HostAndDriverSource) -> None:
 
 
 def test_sample_of_an_ended_check_is_ignored(source: HostAndDriverSource) -> None:
-    source.declare([declared("d-0")], [sample("d-0")])
-    source.declare([], removed_checks=[(declared("d-0").subject, "link")])
+    source.declare([declared_device("d-0")], [sample("d-0")])
+    source.declare([], removed_checks=[(declared_device("d-0").subject, "link")])
     source.clear()
     source.update_check_sample(sample("d-0", finding=BAD), wake=True)
     found = source.read()
@@ -152,10 +152,12 @@ def test_sample_of_an_ended_check_is_ignored(source: HostAndDriverSource) -> Non
 
 
 def test_replaced_device_starts_with_a_new_sample(source: HostAndDriverSource) -> None:
-    source.declare([declared("d-0")], [sample("d-0")])
+    source.declare([declared_device("d-0")], [sample("d-0")])
     source.update_check_sample(sample("d-0", finding=BAD, passes=3), wake=True)
     source.declare(
-        [declared("d-0")], new_checks=[sample("d-0")], removed_checks=[(declared("d-0").subject, "link")]
+        [declared_device("d-0")],
+        new_checks=[sample("d-0")],
+        removed_checks=[(declared_device("d-0").subject, "link")],
     )
     found = source.read()
     assert found is not None
@@ -164,7 +166,7 @@ def test_replaced_device_starts_with_a_new_sample(source: HostAndDriverSource) -
 
 def test_report_before_open_is_read_after_it(host: Host) -> None:
     source = HostAndDriverSource(DRIVER)
-    source.declare([declared("d-0")])
+    source.declare([declared_device("d-0")])
     source.set_driver_faults(DRIVER, [fault("d-0")])
     source.open(host, host.declared.append)
     found = source.read()
@@ -173,7 +175,7 @@ def test_report_before_open_is_read_after_it(host: Host) -> None:
 
 
 def test_host_gets_the_declared_devices(source: HostAndDriverSource, host: Host) -> None:
-    source.declare([declared("d-0")])
+    source.declare([declared_device("d-0")])
     assert [len(files[0].devices) for files in host.declared] == [0, 1]
 
 
@@ -181,7 +183,7 @@ def test_report_after_close_writes_to_no_descriptor(source: HostAndDriverSource)
     source.close()
     reading, writing = os.pipe()  # may reuse the number of the host's descriptor
     source.set_driver_faults(DRIVER, [fault("d-0")])
-    source.declare([declared("d-0")])
+    source.declare([declared_device("d-0")])
     assert not select.select([reading], [], [], 0)[0]
     os.close(reading)
     os.close(writing)
@@ -191,7 +193,7 @@ def test_report_after_close_writes_to_no_descriptor(source: HostAndDriverSource)
 
 def test_reports_of_many_threads_are_all_read(source: HostAndDriverSource) -> None:
     names = [f"d-{number}" for number in range(8)]
-    source.declare(map(declared, names), map(sample, names))
+    source.declare(map(declared_device, names), map(sample, names))
 
     def add_samples(name: str) -> None:
         for passes in range(1, 201):

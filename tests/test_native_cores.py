@@ -27,7 +27,7 @@ def watch() -> Iterator[MachineWatch]:
         os.close(wake)
 
 
-def rescanned(machine: MachineWatch) -> MachineSample:
+def rescan(machine: MachineWatch) -> MachineSample:
     """Return the sample of a pass after a rescan request."""
     os.eventfd_write(machine.rescan_fileno(), 1)
     machine.run_pass()
@@ -71,7 +71,7 @@ def core_on_disk(cpu: int, checks: Reading) -> PerCpuSample:
 
 def test_online_cpus_match_their_files() -> None:
     with machine_lock(), watch() as machine:  # no other test takes a CPU offline meanwhile
-        seen = rescanned(machine)
+        seen = rescan(machine)
         checks = machine_checks()
         online = cpu_list((CPUS / "online").read_text())
         assert seen.cores == tuple(core_on_disk(cpu, checks.get(cpu, ABSENT)) for cpu in online)
@@ -80,9 +80,9 @@ def test_online_cpus_match_their_files() -> None:
 
 def test_cpu_going_offline_keeps_its_place() -> None:
     with hotplug(1) as cpu, watch() as machine:
-        before = rescanned(machine).cores
+        before = rescan(machine).cores
         cpu.set_online(False)
         assert not (CPUS / "cpu1/topology").exists()
-        assert rescanned(machine).cores == before
+        assert rescan(machine).cores == before
         cpu.set_online(True)
-        assert rescanned(machine).cores == before
+        assert rescan(machine).cores == before

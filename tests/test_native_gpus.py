@@ -147,7 +147,7 @@ class Watched:
             time.sleep(0.005)
         return now
 
-    def woken(self) -> bool:
+    def was_woken(self) -> bool:
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -338,7 +338,7 @@ def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
         watched.until(lambda now: now.gpus[0].passes > seen + times)
 
     passes_on()
-    while watched.woken():
+    while watched.was_woken():
         pass
     changes = watched.read().gpus[0].changes
     assert changes
@@ -349,12 +349,12 @@ def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
     passes = watched.read().gpus[0].passes
     while watched.read().gpus[0].passes < passes + 3:
         assert time.monotonic() < deadline
-    assert not watched.woken()
+    assert not watched.was_woken()
     assert watched.read().gpus[0].changes == changes
     for change in ("temperature.margin=-3", "temperature.margin=5", "remap.pending=1"):
         watched.fake.send(f"gpu 0 set {change}")
         assert select.select([watched.fd], [], [], PATIENCE_S)[0], change
-        assert watched.woken()
+        assert watched.was_woken()
         changes += 1
         assert watched.read().gpus[0].changes == changes
 

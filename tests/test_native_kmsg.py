@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from log_lines import match_pattern
 from machine import machine_lock, skip_unless_kernel_log
 from other_user import skip_unless_user_can_change
-from own_process import in_own_process, resident
+from own_process import resident, run_in_own_process
 from patience import PATIENCE_S
 from wire.serving import descriptors, eventually
 
@@ -53,12 +53,12 @@ class Reader(ThreadReader[LogSample]):
 @contextmanager
 def reader(path: Path, *patterns: str, any_facility: bool = False) -> Iterator[Reader]:
     """Yield a reader, and stop it afterwards."""
-    one = Reader(path, *patterns, any_facility=any_facility)
+    kmsg_reader = Reader(path, *patterns, any_facility=any_facility)
     try:
-        yield one
+        yield kmsg_reader
     finally:
-        assert one.thread.stop(PATIENCE_S)
-        os.close(one.fd)
+        assert kmsg_reader.thread.stop(PATIENCE_S)
+        os.close(kmsg_reader.fd)
 
 
 def times(sample: LogSample) -> list[int]:
@@ -96,8 +96,8 @@ def test_lines_are_counted_by_their_key(log: Path) -> None:
         record(2, "NVRM: Xid (PCI:0000:86:00): 48, pid=7, name=a, DBE"),
         record(3, "NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=b, Ch 8"),
     )
-    with reader(log, "usb %*", XID) as one:
-        sample = one.until(lambda s: s.source.state is SourceState.OK)
+    with reader(log, "usb %*", XID) as kmsg_reader:
+        sample = kmsg_reader.until(lambda s: s.source.state is SourceState.OK)
         first, second = sample.lines
         assert (first.pattern, first.times, first.first_us, first.last_us, first.seq) == (1, 2, 10, 30, 3)
         assert first.first_text.endswith("pid=7, name=a, Ch 8")
@@ -109,17 +109,17 @@ def test_lines_are_counted_by_their_key(log: Path) -> None:
 
 def test_unchanged_line_is_not_decoded_again(log: Path) -> None:
     add(log, record(0, "lost a"), record(1, "lost b"))
-    with reader(log, "lost %w") as one:
-        before = one.until(lambda s: times(s) == [1, 1])
+    with reader(log, "lost %w") as kmsg_reader:
+        before = kmsg_reader.until(lambda s: times(s) == [1, 1])
         add(log, record(2, "lost b"))
-        after = one.until(lambda s: times(s) == [1, 2])
+        after = kmsg_reader.until(lambda s: times(s) == [1, 2])
         assert after.lines[0] is before.lines[0]
 
 
 def test_lost_records_are_counted_and_a_late_start_loses_none(log: Path) -> None:
     add(log, record(100, "lost a"), record(105, "lost a"))
-    with reader(log, "lost %w") as one:
-        sample = one.until(lambda s: times(s) == [2])
+    with reader(log, "lost %w") as kmsg_reader:
+        sample = kmsg_reader.until(lambda s: times(s) == [2])
         assert (sample.lost, sample.source.state) == (4, SourceState.OK)
         assert sample.source.detail == "4 records were overwritten before they were read"
 
@@ -129,36 +129,36 @@ def test_log_is_complete_if_every_record_since_boot_was_read(
     log: Path, numbers: tuple[int, ...], is_complete: bool
 ) -> None:
     add(log, *(record(number, "lost a") for number in numbers))
-    with reader(log, "lost %w") as one:
-        assert one.until(lambda s: times(s) == [2]).is_complete is is_complete
+    with reader(log, "lost %w") as kmsg_reader:
+        assert kmsg_reader.until(lambda s: times(s) == [2]).is_complete is is_complete
 
 
 def test_lost_records_text_is_correct(log: Path) -> None:
     (rule,) = LOG_RULES
     (written,) = re.findall(r"printf '(.*)' > ", rule.try_it)
     log.write_text(written.replace(r"\n", "\n"))
-    with reader(log, "two%*") as one:
-        assert one.until(lambda s: times(s) == [1]).lost == 7
+    with reader(log, "two%*") as kmsg_reader:
+        assert kmsg_reader.until(lambda s: times(s) == [1]).lost == 7
 
 
 def test_log_that_appears_later_is_found(tmp_path: Path) -> None:
     path = tmp_path / "late"
-    with reader(path, "lost %w") as one:
-        absent = one.until(lambda s: s.source.state is SourceState.ABSENT).source
+    with reader(path, "lost %w") as kmsg_reader:
+        absent = kmsg_reader.until(lambda s: s.source.state is SourceState.ABSENT).source
         assert absent.detail == f"{path}: No such file or directory"
         assert absent.failures == 0
         whole = tmp_path / "whole"
         whole.write_text(record(0, "lost a"))
         whole.rename(path)
-        found = one.until(lambda s: s.source.state is SourceState.OK)
+        found = kmsg_reader.until(lambda s: s.source.state is SourceState.OK)
         assert times(found) == [1]
         assert found.source.detail == ""
 
 
 def test_file_that_is_no_log_is_reported(log: Path) -> None:
     add(log, "[    0.000000] Linux version 6.18\n")
-    with reader(log, "lost %w") as one:
-        failing = one.until(lambda s: s.source.state is SourceState.FAILING).source
+    with reader(log, "lost %w") as kmsg_reader:
+        failing = kmsg_reader.until(lambda s: s.source.state is SourceState.FAILING).source
         assert failing.detail == f"{log}: text cannot be parsed"
 
 
@@ -243,20 +243,20 @@ def fifo(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("kinds", "entries"), [(1, 1), (100_000, 512)])
 def test_flood_of_lines_takes_no_memory(fifo: Path, kinds: int, entries: int) -> None:
-    in_own_process(flood_of_kinds, fifo, kinds, entries)
+    run_in_own_process(flood_of_kinds, fifo, kinds, entries)
 
 
 def flood_of_kinds(path: str, of: str, left: str) -> None:
     flood, kinds, entries = 100_000, int(of), int(left)
-    with reader(Path(path), "lost %w") as one:
+    with reader(Path(path), "lost %w") as kmsg_reader:
         with Path(path).open("w") as f:
             f.write("".join(record(i, f"lost w{i % kinds}") for i in range(1000)))
             f.flush()
-            one.until(lambda s: newest(s) >= 999)
+            kmsg_reader.until(lambda s: newest(s) >= 999)
             before = resident()
             for start in range(1000, flood, 1000):
                 f.write("".join(record(i, f"lost w{i % kinds}") for i in range(start, start + 1000)))
-        sample = one.until(lambda s: newest(s) == flood - 1)
+        sample = kmsg_reader.until(lambda s: newest(s) == flood - 1)
         assert len(sample.lines) == entries
         evicted = kinds - entries
         assert sample.source.detail == (
@@ -280,23 +280,23 @@ def test_reader_stops_during_a_flood(fifo: Path) -> None:
                 select.select([], [fd], [], 0.1)
         os.close(fd)
 
-    one = Reader(fifo, "lost %w")
+    kmsg_reader = Reader(fifo, "lost %w")
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        one.until(lambda s: s.source.passes > 3 and bool(s.lines))
-        assert one.thread.stop(PATIENCE_S)
+        kmsg_reader.until(lambda s: s.source.passes > 3 and bool(s.lines))
+        assert kmsg_reader.thread.stop(PATIENCE_S)
     finally:
         over.set()
         thread.join()
-        os.close(one.fd)
+        os.close(kmsg_reader.fd)
 
 
 def test_user_space_messages_are_ignored(fifo: Path) -> None:
-    with reader(fifo, "lost %w") as one, fifo.open("w") as f:
+    with reader(fifo, "lost %w") as kmsg_reader, fifo.open("w") as f:
         f.write(record(0, "lost user", priority=8 + 3) + record(1, "lost kernel", priority=3))
         f.flush()
-        sample = one.until(lambda s: bool(s.lines))
+        sample = kmsg_reader.until(lambda s: bool(s.lines))
         assert [line.text for line in sample.lines] == ["lost kernel"]
 
 
@@ -330,11 +330,13 @@ def nonce() -> Iterator[str]:
 
 def test_record_of_the_real_log_arrives(nonce: str) -> None:
     write(f"{nonce} before: 1")
-    with reader(DEVICE, f"{nonce} %w %d", any_facility=True) as one:
-        assert times(one.until(lambda s: bool(s.lines))) == [1]  # written before the reader opened the log
+    with reader(DEVICE, f"{nonce} %w %d", any_facility=True) as kmsg_reader:
+        assert times(kmsg_reader.until(lambda s: bool(s.lines))) == [
+            1
+        ]  # written before the reader opened the log
         for number in (2, 2, 3):
             write(f"{nonce} after: {number}, with\ttab and \\")
-        sample = one.until(lambda s: sum(times(s)) == 4)
+        sample = kmsg_reader.until(lambda s: sum(times(s)) == 4)
         assert times(sample) == [1, 2, 1]
         assert sample.lines[2].text == rf"{nonce} after: 3, with\x09tab and \x5c"
         assert sample.lines[1].first_us <= sample.lines[1].last_us <= sample.lines[2].first_us

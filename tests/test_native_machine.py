@@ -46,12 +46,12 @@ class Watch(ThreadReader[MachineSample]):
 @contextmanager
 def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch]:
     """Yield a watch that is not started, and stop it afterwards."""
-    one = Watch(sysfs_root, procfs_root, *times_ns)
+    machine_watch = Watch(sysfs_root, procfs_root, *times_ns)
     try:
-        yield one
+        yield machine_watch
     finally:
-        assert one.thread.stop(PATIENCE_S)
-        os.close(one.fd)
+        assert machine_watch.thread.stop(PATIENCE_S)
+        os.close(machine_watch.fd)
 
 
 def source(sample: MachineSample, name: str) -> SourceSample:
@@ -104,8 +104,8 @@ def procfs(tmp_path: Path) -> Path:
 
 
 def test_modules_are_sorted_after_their_controller(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs) as one:
-        sample = one.next()
+    with watch(sysfs, procfs) as machine_watch:
+        sample = machine_watch.next()
     places = [(dimm.controller, dimm.dimm) for dimm in sample.dimms]
     assert places == [(mc, dimm) for mc in (0, 2, 10) for dimm in (None, 0, 1)]
     first, second, third = sample.dimms[:3]
@@ -116,8 +116,8 @@ def test_modules_are_sorted_after_their_controller(sysfs: Path, procfs: Path) ->
 
 
 def test_memory_is_reported_by_node(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs) as one:
-        sample = one.next()
+    with watch(sysfs, procfs) as machine_watch:
+        sample = machine_watch.next()
     assert sample.numa == ((0, 32_000_000, 2, 4, 0), (1, 32_000_000, 2, 4, 1))
     assert (sample.nodes_online, sample.nodes_memory) == (0b11, 0b01)
     assert (sample.corrupted_kib, sample.surplus_failed) == (8, 5)
@@ -125,8 +125,8 @@ def test_memory_is_reported_by_node(sysfs: Path, procfs: Path) -> None:
 
 
 def test_no_machine_source_is_vital(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs, NS, 2 * NS, 3 * NS) as one:
-        sources = one.next().sources
+    with watch(sysfs, procfs, NS, 2 * NS, 3 * NS) as machine_watch:
+        sources = machine_watch.next().sources
     assert [source.name for source in sources] == ["edac", "memory", "cores", "pressure"]
     assert [source.period_ns for source in sources] == [NS, 2 * NS, 3 * NS, 2 * NS]
     assert [(source.vital, source.limit_ns, source.passes) for source in sources] == [(False, 0, 1)] * 4
@@ -136,22 +136,22 @@ def test_read_before_start_is_none_then_all_starting(tmp_path: Path, procfs: Pat
     counts = tmp_path / "sys/devices/system/edac/mc/mc0/ce_count"
     counts.parent.mkdir(parents=True)
     os.mkfifo(counts)  # the first pass hangs in the FIFO
-    with watch(tmp_path / "sys", procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
-        assert one.thread.read() is None
-        one.thread.start()
-        assert {it.state for it in one.read().sources} == {SourceState.STARTING}
+    with watch(tmp_path / "sys", procfs, 3600 * NS, 3600 * NS, 3600 * NS) as machine_watch:
+        assert machine_watch.thread.read() is None
+        machine_watch.thread.start()
+        assert {it.state for it in machine_watch.read().sources} == {SourceState.STARTING}
         with pytest.raises(ProbeError, match="own thread reads them"):
-            one.machine.run_pass()
+            machine_watch.machine.run_pass()
         counts.write_text("3\n")
-        assert one.until(lambda s: bool(s.dimms)).dimms[0].controller == 0
+        assert machine_watch.until(lambda s: bool(s.dimms)).dimms[0].controller == 0
 
 
 def test_removed_file_is_unreadable_not_zero(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs) as one:
-        one.next()
+    with watch(sysfs, procfs) as machine_watch:
+        machine_watch.next()
         for file in (sysfs / "devices/system/edac/mc/mc0").glob("*_count"):
             file.unlink()
-        sample = one.next()
+        sample = machine_watch.next()
     assert sample.dimms[0][4:] == (GONE, GONE)
     edac = source(sample, "edac")
     assert edac.state is SourceState.FAILING
@@ -161,16 +161,16 @@ def test_removed_file_is_unreadable_not_zero(sysfs: Path, procfs: Path) -> None:
 
 def test_missing_root_is_the_detail_of_an_absent_source(tmp_path: Path, procfs: Path) -> None:
     root = tmp_path / "nowhere"
-    with watch(root, procfs) as one:
-        edac = source(one.next(), "edac")
+    with watch(root, procfs) as machine_watch:
+        edac = source(machine_watch.next(), "edac")
     assert (edac.state, edac.detail) == (SourceState.ABSENT, f"sysfs root {root}: No such file or directory")
 
 
 def test_unchanged_tables_are_not_decoded_again(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs) as one:
-        before = one.next()
+    with watch(sysfs, procfs) as machine_watch:
+        before = machine_watch.next()
         write(sysfs, controller(2, correctable=1))
-        after = one.next()
+        after = machine_watch.next()
     assert after.numa is before.numa
     assert after.cores is before.cores
     assert after.dimms[3].correctable == 1
@@ -182,29 +182,29 @@ def test_big_machine_is_read_completely(tmp_path: Path, procfs: Path) -> None:
     root = tmp_path / "sys"
     for i in range(24):
         write(root, controller(i, correctable=i, modules=8))
-    with watch(root, procfs) as one:
-        sample = one.next()
+    with watch(root, procfs) as machine_watch:
+        sample = machine_watch.next()
     assert len(sample.dimms) == 24 * 9
     assert [dimm.correctable for dimm in sample.dimms if dimm.dimm is None] == list(range(24))
 
 
 def test_thread_wakes_for_fields_with_a_wake(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs, NS // 100, NS // 100, NS // 100) as one:
-        one.thread.start()
-        one.until(lambda s: source(s, "pressure").passes > 0)
+    with watch(sysfs, procfs, NS // 100, NS // 100, NS // 100) as machine_watch:
+        machine_watch.thread.start()
+        machine_watch.until(lambda s: source(s, "pressure").passes > 0)
         write(sysfs, {"devices/system/edac/mc/mc2/ue_count": "1\n"})
-        one.until(lambda s: s.dimms[3].uncorrectable == 1)
+        machine_watch.until(lambda s: s.dimms[3].uncorrectable == 1)
         write(sysfs, {"devices/system/node/node1/memory_failure/total": "3\n"})
-        one.until(lambda s: s.numa[1].poisoned == 3)
+        machine_watch.until(lambda s: s.numa[1].poisoned == 3)
 
 
 def test_rescan_request_causes_a_pass_at_once(sysfs: Path, procfs: Path) -> None:
-    with watch(sysfs, procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
-        one.thread.start()
-        one.until(lambda s: source(s, "pressure").passes == 1)
+    with watch(sysfs, procfs, 3600 * NS, 3600 * NS, 3600 * NS) as machine_watch:
+        machine_watch.thread.start()
+        machine_watch.until(lambda s: source(s, "pressure").passes == 1)
         write(sysfs, node(0, offline=2))
-        one.poke()
-        one.until(lambda s: s.numa[0].blocks_offline == 2)
+        machine_watch.poke()
+        machine_watch.until(lambda s: s.numa[0].blocks_offline == 2)
 
 
 @pytest.mark.parametrize("times_ns", [(NS // 100 - 1, NS, NS), (2 * NS, NS, NS), (NS, 2 * NS, NS)])
@@ -222,8 +222,8 @@ def test_root_too_long_is_named_with_its_length() -> None:
 
 
 def test_real_machine_is_read() -> None:
-    with watch(Path("/sys"), Path("/proc")) as one:
-        sample = one.next()
+    with watch(Path("/sys"), Path("/proc")) as machine_watch:
+        sample = machine_watch.next()
     if not NODES.exists():
         pytest.skip("a kernel without NUMA")
     assert source(sample, "memory").state is SourceState.OK
@@ -253,7 +253,7 @@ print(json.dumps([[list(dimm) for dimm in sample.dimms], len(sample.numa)]))
 """
 
 
-def test_controllers_in_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
+def test_controllers_in_an_overlay_of_sysfs_are_read(tmp_path: Path) -> None:
     write(tmp_path, controller(0, correctable=7, modules=1))
     mounted = within_mounts('mount -t overlay -o "lowerdir=$1:/sys" overlay /sys', tmp_path)
     command = [*mounted, sys.executable, "-c", READ_ONCE]

@@ -55,7 +55,7 @@ def open_sampler(options: SamplerOptions) -> Iterator[Sampler]:
 
 
 @contextmanager
-def started(options: SamplerOptions) -> Iterator[tuple[Sampler, Snapshot]]:
+def start_sampler(options: SamplerOptions) -> Iterator[tuple[Sampler, Snapshot]]:
     """Yield a sampler with a running thread, and its first snapshot."""
     with open_sampler(options) as sampler:
         sampler.start()
@@ -115,13 +115,13 @@ def test_next_pass_sees_a_pool_shrink_and_recover() -> None:
 
 
 def test_thread_wakes_when_a_pool_shrinks() -> None:
-    with hugepages(MIB2, 8) as pool, started(FAST) as (sampler, first):
+    with hugepages(MIB2, 8) as pool, start_sampler(FAST) as (sampler, first):
         pool.resize(7)
         assert until(sampler, lambda s: pool_of(s, MIB2, None).nr == 7).seq > first.seq
 
 
 def test_offline_cpu_wakes_and_stays_with_its_node() -> None:
-    with hotplug(1) as cpu, started(FAST) as (sampler, first):
+    with hotplug(1) as cpu, start_sampler(FAST) as (sampler, first):
         assert isinstance(first.cpus.online, int)
         assert first.cpus.online & 0b10
         cpu.set_online(False)
@@ -134,7 +134,7 @@ def test_offline_cpu_wakes_and_stays_with_its_node() -> None:
 
 def test_rescan_request_causes_a_pass_at_once() -> None:
     never = replace(FAST, period_ns=3600 * NS, sweep_ns=3600 * NS, resync_ns=3600 * NS)
-    with hotplug(1) as cpu, started(never) as (sampler, first):
+    with hotplug(1) as cpu, start_sampler(never) as (sampler, first):
         assert isinstance(first.cpus.online, int)
         for online, expected in ((False, first.cpus.online & ~0b10), (True, first.cpus.online)):
             cpu.set_online(online)
@@ -143,7 +143,7 @@ def test_rescan_request_causes_a_pass_at_once() -> None:
 
 
 def test_pool_usage_change_wakes_no_reader() -> None:
-    with hugepages(MIB2, 4), started(replace(FAST, period_ns=NS // 100)) as (sampler, first):
+    with hugepages(MIB2, 4), start_sampler(replace(FAST, period_ns=NS // 100)) as (sampler, first):
         free = pool_of(first, MIB2, None).free
         size = MIB2 * 1024
         anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000  # MAP_HUGETLB
@@ -161,7 +161,7 @@ def test_pool_usage_change_wakes_no_reader() -> None:
 def test_hugetlb_limit_hit_wakes_with_its_evidence(systemd: bool) -> None:
     with hugepages(MIB2, 16), kubepods_tree(hugetlb=True, systemd=systemd) as tree:
         options = replace(FAST, kubelet_cgroup_root=tree.cgroup_root, sweep_ns=60 * NS)
-        with started(options) as (sampler, first):
+        with start_sampler(options) as (sampler, first):
             assert first.groups == ()
             group = tree.make("burstable", POD, CONTAINER)
             born = until(sampler, lambda s: len(s.groups) == 2)
@@ -186,7 +186,7 @@ def test_controller_disabled_and_enabled_is_watched_again() -> None:
     with hugepages(MIB2, 16), kubepods_tree(hugetlb=True) as tree:
         pod = tree.make("burstable", POD)
         options = replace(FAST, kubelet_cgroup_root=tree.cgroup_root, resync_ns=NS // 2)
-        with started(options) as (sampler, _):
+        with start_sampler(options) as (sampler, _):
             (pod / "cgroup.subtree_control").write_text("-hugetlb")
             (pod.parent / "cgroup.subtree_control").write_text("-hugetlb")
             lost = until(sampler, lambda s: isinstance(group_of(s).hugetlb[0].events_max, Missing))
@@ -204,7 +204,7 @@ def test_controller_disabled_and_enabled_is_watched_again() -> None:
 def test_container_recreated_under_its_name_gets_a_new_id() -> None:
     with kubepods_tree() as tree:
         tree.make("", POD, CONTAINER)
-        with started(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, first):
+        with start_sampler(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, first):
             before = group_of(first, CONTAINER).id
             tree.remove("", POD, CONTAINER)
             tree.make("", POD, CONTAINER)
@@ -265,7 +265,7 @@ def make_many(tree: Kubepods, pods: int, containers: int) -> None:
 def test_thousand_groups_appear_and_vanish() -> None:
     with kubepods_tree() as tree:
         tree.make("burstable")
-        with started(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, _):
+        with start_sampler(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, _):
             make_many(tree, 250, 3)
             there = until(sampler, lambda s: len(s.groups) == 1000)
             assert len({group.id for group in there.groups}) == 1000
@@ -278,7 +278,7 @@ def test_thousand_groups_appear_and_vanish() -> None:
             assert gone.sources[-1].state is SourceState.OK
 
 
-# --- what Python makes of it ----------------------------------------------------------------------------
+# --- decoding in Python ---------------------------------------------------------------------------------
 
 
 CPU_STAT = "usage_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
@@ -516,7 +516,7 @@ def test_invalid_option_is_named_with_its_value(change: dict[str, object], culpr
 
 
 def test_pass_is_refused_while_the_thread_runs(fixture: SamplerOptions) -> None:
-    with started(fixture) as (sampler, _):
+    with start_sampler(fixture) as (sampler, _):
         with pytest.raises(ProbeError, match="own thread reads them"):
             sampler.run_pass()
         with pytest.raises(ProbeError, match="sampler thread"):

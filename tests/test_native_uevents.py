@@ -34,21 +34,21 @@ class Listener(ThreadReader[UeventCounts]):
         self.thread = UeventListener(self.fd, [self.poke_fd])
         self.thread.start()
 
-    def poked(self) -> bool:
+    def was_poked(self) -> bool:
         return bool(select.select([self.poke_fd], [], [], PATIENCE_S)[0])
 
 
 @contextmanager
 def listener() -> Iterator[Listener]:
     """Yield a listener with an open socket, and stop it afterwards."""
-    one = Listener()
+    uevent_listener = Listener()
     try:
-        one.until(lambda s: s.source.state is not SourceState.STARTING)
-        yield one
+        uevent_listener.until(lambda s: s.source.state is not SourceState.STARTING)
+        yield uevent_listener
     finally:
-        assert one.thread.stop(PATIENCE_S)
-        os.close(one.fd)
-        os.close(one.poke_fd)
+        assert uevent_listener.thread.stop(PATIENCE_S)
+        os.close(uevent_listener.fd)
+        os.close(uevent_listener.poke_fd)
 
 
 @pytest.fixture
@@ -67,49 +67,49 @@ def has_changed(subsystem: Subsystem, times: int = 1) -> Callable[[UeventCounts]
 
 
 def test_gpu_added_changed_and_removed_is_counted(injector: Injector) -> None:
-    with listener() as one:
-        assert one.read().source.state is SourceState.OK
+    with listener() as uevent_listener:
+        assert uevent_listener.read().source.state is SourceState.OK
         for times, action in enumerate(("add", "bind", "change", "unbind", "remove"), 1):
             injector.inject(action)
-            sample = one.until(has_changed(Subsystem.PCI, times))
+            sample = uevent_listener.until(has_changed(Subsystem.PCI, times))
             assert sample.changes[Subsystem.PCI] == times
         assert sample.source.detail == ""
 
 
 @pytest.mark.parametrize("subsystem", Subsystem)
 def test_subsystem_names_are_the_kernels(injector: Injector, subsystem: Subsystem) -> None:
-    with listener() as one:
+    with listener() as uevent_listener:
         injector.inject("change", "/devices/x", SUBSYSTEM=subsystem.value)
-        one.until(has_changed(subsystem))
+        uevent_listener.until(has_changed(subsystem))
 
 
 def test_real_machine_events_arrive_and_request_rescans(injector: Injector) -> None:
     trigger = Path("/sys/devices/system/cpu/cpu1/uevent")
     if not os.access(trigger, os.W_OK):
         pytest.skip(f"may not write {trigger}")
-    with listener() as one:
+    with listener() as uevent_listener:
         trigger.write_text("change\n")
-        one.until(has_changed(Subsystem.CPU))
-        assert one.poked()
+        uevent_listener.until(has_changed(Subsystem.CPU))
+        assert uevent_listener.was_poked()
 
 
 def test_cpu_going_offline_is_counted(injector: Injector) -> None:
-    with hotplug(1) as cpu, listener() as one:
+    with hotplug(1) as cpu, listener() as uevent_listener:
         cpu.set_online(False)
-        counted = one.until(has_changed(Subsystem.CPU)).changes[Subsystem.CPU]
+        counted = uevent_listener.until(has_changed(Subsystem.CPU)).changes[Subsystem.CPU]
         cpu.set_online(True)
-        one.until(has_changed(Subsystem.CPU, counted + 1))
-        assert one.poked()
+        uevent_listener.until(has_changed(Subsystem.CPU, counted + 1))
+        assert uevent_listener.was_poked()
 
 
-# --- what is not --------------------------------------------------------------------------------------------
+# --- ignored events -----------------------------------------------------------------------------------------
 
 
 def test_messages_of_other_senders_are_ignored(injector: Injector) -> None:
-    with listener() as one:
+    with listener() as uevent_listener:
         injector.spoof("remove")
         injector.inject("add")  # wakes the reader, unlike the other
-        sample = one.until(has_changed(Subsystem.PCI))
+        sample = uevent_listener.until(has_changed(Subsystem.PCI))
         assert sample.changes[Subsystem.PCI] == 1
         assert (
             sample.source.detail == "1 messages on the uevent socket came from other senders than the kernel"
@@ -117,20 +117,22 @@ def test_messages_of_other_senders_are_ignored(injector: Injector) -> None:
 
 
 def test_many_network_device_events_wake_no_reader(injector: Injector) -> None:
-    with listener() as one:
+    with listener() as uevent_listener:
         for _ in range(1000):
             injector.inject("add", "/devices/virtual/net/veth1", SUBSYSTEM="net")
         injector.inject("add")
-        sample = one.until(has_changed(Subsystem.PCI))
+        sample = uevent_listener.until(has_changed(Subsystem.PCI))
         assert (sample.changes[Subsystem.PCI], sample.source.detail) == (1, "")
 
 
 def test_flood_is_counted_completely_or_as_a_loss(injector: Injector) -> None:
     flood = 5000  # they fit if the receive buffer may be enlarged
-    with listener() as one:
+    with listener() as uevent_listener:
         for number in range(flood):
             injector.inject("change", f"/devices/flood{number}", SUBSYSTEM="pci")
-        sample = one.until(lambda s: s.changes[Subsystem.PCI] == flood or s.changes[Subsystem.EDAC] > 0)
+        sample = uevent_listener.until(
+            lambda s: s.changes[Subsystem.PCI] == flood or s.changes[Subsystem.EDAC] > 0
+        )
         is_complete = sample.changes[Subsystem.EDAC] == 0  # a loss counts for all subsystems
         assert is_complete is (sample.source.detail == "")
         assert not is_complete or sample.changes[Subsystem.PCI] == flood
@@ -208,7 +210,7 @@ assert uevents.stop(60)
 """
 
 
-# --- its life -----------------------------------------------------------------------------------------------
+# --- start and end ------------------------------------------------------------------------------------------
 
 
 def test_listener_before_start_reads_none_and_stops() -> None:
@@ -222,10 +224,10 @@ def test_listener_before_start_reads_none_and_stops() -> None:
 
 def test_listener_starts_once() -> None:
     with (
-        listener() as one,
+        listener() as uevent_listener,
         pytest.raises(ProbeError, match="uevent thread cannot be started: Device or resource busy"),
     ):
-        one.thread.start()
+        uevent_listener.thread.start()
 
 
 def test_invalid_descriptor_is_refused() -> None:

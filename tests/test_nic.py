@@ -269,7 +269,7 @@ class WatchedNics(RunningWatcher):
 async def test_machine_without_declared_nics_reads_none(files: NicFiles) -> None:
     files.add()
     nics = WatchedNics(files)
-    async with nics.running():
+    async with nics.run_watch():
         nics.watch.set_inputs((), uevents(0))
         nics.watch.set_inputs((), uevents(1))
         await trio.testing.wait_all_tasks_blocked()
@@ -279,7 +279,7 @@ async def test_machine_without_declared_nics_reads_none(files: NicFiles) -> None
 async def test_declared_nic_is_read_at_once_and_unread_until_then(files: NicFiles) -> None:
     files.add()
     nics = WatchedNics(files)
-    async with nics.running():
+    async with nics.run_watch():
         nics.watch.set_inputs(declarations(BY_NAME))
         source = nics.watch.source
         assert source is not None
@@ -294,7 +294,7 @@ async def test_declared_nic_is_read_at_once_and_unread_until_then(files: NicFile
 async def test_pci_event_triggers_a_read_of_the_nics(files: NicFiles) -> None:
     device = files.add()
     nics = WatchedNics(files)
-    async with nics.running():
+    async with nics.run_watch():
         nics.watch.set_inputs(declarations(BY_NAME), uevents(0))
         await until(lambda: nics.passes == 1)
         os.rename(files.root / device, files.root / "removed")
@@ -309,7 +309,7 @@ async def test_nic_without_rdma_device_after_a_restart_has_the_stored_address(fi
     other = NicBaseline("", "mlx5_1", "mlx5_1", "0000:5e:00.0", "", ())
     nics = WatchedNics(files)
     nics.watch.restore_addresses(restored_nic_state([stored, other]).restored_addresses)
-    async with nics.running():
+    async with nics.run_watch():
         nics.watch.set_inputs(declarations(BY_NAME))
         assert nics.watch.addresses == {NIC}
         await until(lambda: nics.watch.nics == ())
@@ -320,7 +320,7 @@ async def test_nic_without_rdma_device_after_a_restart_has_the_stored_address(fi
 async def test_changed_port_wakes_the_engine_with_the_next_read(files: NicFiles) -> None:
     device = files.add()
     nics = WatchedNics(files, period_s=0.05)
-    async with nics.running():
+    async with nics.run_watch():
         nics.watch.set_inputs(declarations(BY_NAME))
         await until(lambda: nics.passes >= 3)
         assert nics.wakes == 1  # equal readings do not wake the engine
@@ -332,7 +332,7 @@ async def test_changed_port_wakes_the_engine_with_the_next_read(files: NicFiles)
 async def test_unlistable_nics_are_a_failing_source(files: NicFiles) -> None:
     files.write("class/infiniband", "not a directory")
     nics = WatchedNics(files)
-    async with nics.running():
+    async with nics.run_watch():
         nics.watch.set_inputs(declarations(BY_NAME))
         await until(lambda: nics.passes == 1)
         source = nics.watch.source
@@ -351,7 +351,7 @@ async def test_hung_read_of_a_nic_is_named_at_the_end(files: NicFiles) -> None:
     os.mkfifo(state)
     nics = WatchedNics(files)
     nics.watch.set_inputs(declarations(BY_NAME))
-    async with nics.running():
+    async with nics.run_watch():
         await until(lambda: nics.watch.unfinished_reads(0) == [NIC_READ])
     assert nics.watch.unfinished_reads(0) == [NIC_READ]
     os.close(os.open(state, os.O_WRONLY))

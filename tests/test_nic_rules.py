@@ -430,7 +430,7 @@ def test_ethernet_port_has_its_interfaces_counters_only() -> None:
     assert result_of("nic.flapping", node.read_for(HOUR)) is OK
 
 
-# --- what is remembered -----------------------------------------------------------------------------------
+# --- state between evaluations ----------------------------------------------------------------------------
 
 
 def test_replaced_nic_restarts_its_state() -> None:

@@ -67,12 +67,12 @@ def states(node: NodeSource) -> dict[str, SourceState]:
     return {source.name: source.state for source in snapshot.sources} if snapshot else {}
 
 
-def starting(node: NodeSource) -> set[str]:
+def starting_sources(node: NodeSource) -> set[str]:
     return {name for name, state in states(node).items() if state is SourceState.STARTING}
 
 
 def test_snapshot_before_first_directory_read_has_no_declarations(node: NodeSource, config: Config) -> None:
-    eventually(lambda: starting(node) == {DECLARED}, "all others have looked")
+    eventually(lambda: starting_sources(node) == {DECLARED}, "all others have looked")
     snapshot = node.read()
     assert snapshot is not None
     assert step(initial_state(engine_settings(config)), snapshot, read_clocks())[1].starting
@@ -82,7 +82,7 @@ async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run_watchers)
         with trio.fail_after(PATIENCE_S):
-            while starting(node):
+            while starting_sources(node):
                 await trio.lowlevel.wait_readable(node.fileno())
                 node.clear()
         nursery.cancel_scope.cancel()
@@ -90,11 +90,11 @@ async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node
 
 
 def test_pass_durations_exclude_sources_that_wait_for_events(node: NodeSource) -> None:
-    def timed() -> set[str]:
+    def timed_sources() -> set[str]:
         return {name for name, durations in node.pass_durations().items() if any(durations.counts)}
 
-    eventually(lambda: timed() >= {"cpus", "hugepages", "memory"}, "the C core has read")
-    assert timed() <= set(states(node))
+    eventually(lambda: timed_sources() >= {"cpus", "hugepages", "memory"}, "the C core has read")
+    assert timed_sources() <= set(states(node))
     node.stop(PATIENCE_S)
     assert node.pass_durations().keys() == {"pci", "nic", DECLARED}  # the memory of the C core is freed
 
@@ -102,7 +102,7 @@ def test_pass_durations_exclude_sources_that_wait_for_events(node: NodeSource) -
 def test_single_scan_does_not_read_declarations(config: Config) -> None:
     node = open_node_source(config, engine_settings(config), NS, reads_declarations=False)
     node.start()
-    eventually(lambda: states(node) != {} and not starting(node), "all have looked")
+    eventually(lambda: states(node) != {} and not starting_sources(node), "all have looked")
     assert DECLARED not in states(node)
     assert node.stop(PATIENCE_S) == []
 
@@ -116,7 +116,7 @@ async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, con
     node = open_node(msgspec.structs.replace(config, gpu_slow_ns=NS))
     node.start()
 
-    async def found(nics: tuple[NicSample, ...]) -> None:
+    async def wait_for_nics(nics: tuple[NicSample, ...]) -> None:
         """Wait for a snapshot with these NICs and the PCI function."""
         while True:
             snapshot = node.read()
@@ -130,9 +130,9 @@ async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, con
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run_watchers)
         with trio.fail_after(PATIENCE_S):
-            await found((nic_sample(),))
+            await wait_for_nics((nic_sample(),))
             os.rename(sysfs.root / device, sysfs.root / "gone")
-            await found(())
+            await wait_for_nics(())
         nursery.cancel_scope.cancel()
     assert node.stop(PATIENCE_S) == []
 

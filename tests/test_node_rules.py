@@ -644,7 +644,7 @@ def test_log_faults_have_findings(lines: Iterable[str], findings: dict[str, tupl
         node.now_s += 0.1
     view = node.view()
     found = [answer for rule in NODE_RULES if isinstance(answer := rule.evaluate(view), Finding)]
-    assert {one.code: (one.severity, one.evidence) for one in found} == findings
+    assert {cause.code: (cause.severity, cause.evidence) for cause in found} == findings
 
 
 def test_node_view_with_lines_about_a_nic_is_constant_while_facts_are() -> None:

@@ -37,7 +37,7 @@ NOT_IN_PYNVML = {
 }
 
 
-def compiled(directory: Path, body: str) -> list[str]:
+def compile_and_run(directory: Path, body: str) -> list[str]:
     """Compile and run a C program with the given main(), and return its output."""
     library()  # skips without a compiler
     source, program = directory / "facts.c", directory / "facts"
@@ -55,7 +55,7 @@ def test_structures_have_pynvmls_sizes_and_offsets(tmp_path: Path) -> None:
         for name, *_ in structure._fields_:
             wanted.append(f"{ours}.{name} {getattr(structure, name).offset}")
             body += f'printf("{ours}.{name} %zu\\n", offsetof({ours}, {name}));'
-    assert compiled(tmp_path, body) == wanted
+    assert compile_and_run(tmp_path, body) == wanted
 
 
 def test_every_structure_is_checked() -> None:
@@ -71,7 +71,7 @@ def test_constants_equal_pynvmls(tmp_path: Path) -> None:
     known = [name for name in names if hasattr(pynvml, name)]
     assert set(names) - set(known) == NOT_IN_PYNVML
     body = "".join(f'printf("%lld\\n", (long long)({name}));' for name in known)
-    ours = dict(zip(known, map(int, compiled(tmp_path, body)), strict=True))
+    ours = dict(zip(known, map(int, compile_and_run(tmp_path, body)), strict=True))
     assert ours == {name: getattr(pynvml, name) for name in known}
 
 

@@ -103,7 +103,7 @@ def test_first_report_sends_every_device_in_one_call(connector: PlatformConnecto
     assert (sick.is_fatal, sick.is_healthy, list(sick.error_code)) == (True, False, ["gpu.xid.79"])
     assert (sick.agent, sick.component_class, sick.check_name) == ("drahealth", "GPU", "DRADeviceHealth")
     assert (sick.node_name, sick.message, sick.recommended_action) == (NODE, "gpu.xid.79: lost", 2)
-    assert [(one.entity_type, one.entity_value) for one in sick.entities_impacted] == [
+    assert [(event.entity_type, event.entity_value) for event in sick.entities_impacted] == [
         ("GPU_UUID", "GPU-1"),
         ("PCI", "0000:41:00.0"),
         ("DRA_DEVICE", f"{NODE}/gpu-0"),
@@ -111,7 +111,7 @@ def test_first_report_sends_every_device_in_one_call(connector: PlatformConnecto
     assert sick.generated_timestamp.seconds == int(clock.now.wall_s)
     assert dict(sick.metadata) == {"severity": "unhealthy", "kind": "gpu"}
     assert (cpu.is_fatal, cpu.is_healthy, cpu.recommended_action) == (False, True, 0)
-    assert {one.processing_strategy for one in (cpu, sick)} == {STORE_ONLY}
+    assert {event.processing_strategy for event in (cpu, sick)} == {STORE_ONLY}
     assert (publisher.status.events, publisher.status.error) == (2, "")
 
 
@@ -222,8 +222,10 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_fault(
         publisher.step()
         clock.advance(MISSING_S)
         publisher.step()
-        events = [one for one in connector.events() if "gpu-0" in one.entities_impacted[-1].entity_value]
-        assert [one.is_healthy for one in events] == sent
+        events = [
+            event for event in connector.events() if "gpu-0" in event.entities_impacted[-1].entity_value
+        ]
+        assert [event.is_healthy for event in events] == sent
 
 
 def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnector) -> None:

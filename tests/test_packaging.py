@@ -203,7 +203,7 @@ def test_source_distribution_has_all_files_of_the_build(dist: Path) -> None:
     assert not [name for name in names if name.endswith(".so") or name.startswith("native/build")]
 
 
-def without(text: str, pattern: str) -> str:
+def remove_pattern(text: str, pattern: str) -> str:
     changed, count = re.subn(pattern, "", text, flags=re.MULTILINE | re.DOTALL)
     assert count == 1, f"{pattern} is not in the file"
     return changed
@@ -221,7 +221,7 @@ def without(text: str, pattern: str) -> str:
 )
 def test_build_without_the_core_fails(tmp_path: Path, file: str, pattern: str, complaint: str) -> None:
     tree = copy_tree(tmp_path)
-    (tree / file).write_text(without((tree / file).read_text(), pattern))
+    (tree / file).write_text(remove_pattern((tree / file).read_text(), pattern))
     done = build(tree, "--wheel")
     assert done.returncode != 0
     assert complaint in done.stdout
@@ -245,7 +245,7 @@ def lines(name: str) -> list[str]:
     return [line for line in (line.partition("#")[0].strip() for line in text.splitlines()) if line]
 
 
-def wanted(name: str) -> set[str]:
+def requirements_in(name: str) -> set[str]:
     """Return the requirements of an .in file as comparable texts."""
     return {str(Requirement(line)) for line in lines(name) if not line.startswith("-")}
 
@@ -267,10 +267,12 @@ def pinned_versions(name: str) -> dict[str, str]:
 def test_runtime_requirements_match_the_distribution() -> None:
     declared = {str(Requirement(line)) for line in pyproject()["project"]["dependencies"]}
     backend = {str(Requirement(line)) for line in pyproject()["build-system"]["requires"]}
-    assert wanted("run.in") == declared | backend
+    assert requirements_in("run.in") == declared | backend
     extras = pyproject()["project"]["optional-dependencies"]
-    assert {str(Requirement(line)) for extra in extras.values() for line in extra} <= wanted("dev.in")
-    assert wanted("package.in") == declared | {
+    assert {str(Requirement(line)) for extra in extras.values() for line in extra} <= requirements_in(
+        "dev.in"
+    )
+    assert requirements_in("package.in") == declared | {
         str(Requirement(line)) for extra in ("http", "record") for line in extras[extra]
     }
 
@@ -278,7 +280,7 @@ def test_runtime_requirements_match_the_distribution() -> None:
 @pytest.mark.parametrize("name", ["run", "dev", "package", "release"])
 def test_pins_satisfy_the_requirements(name: str) -> None:
     pins = pinned_versions(f"{name}.txt")
-    for requirement in map(Requirement, wanted(f"{name}.in")):
+    for requirement in map(Requirement, requirements_in(f"{name}.in")):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True)
 
 
@@ -324,7 +326,7 @@ def imported_at_start(path: Path) -> set[str]:
 # --- the import graph ---------------------------------------------------------------------------------------
 
 
-def imported(path: Path) -> set[str]:
+def imported_modules(path: Path) -> set[str]:
     """Return the modules that a file imports, "from a import b" as both a and a.b."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -338,7 +340,9 @@ def imported(path: Path) -> set[str]:
 def test_only_agent_native_imports_the_core() -> None:
     """import-linter cannot check this contract: it reads Python files only."""
     importers = {
-        path for path in (REPOSITORY / "agent").rglob("*.py") if "agent.native._core" in imported(path)
+        path
+        for path in (REPOSITORY / "agent").rglob("*.py")
+        if "agent.native._core" in imported_modules(path)
     }
     assert importers
     assert {path.parent for path in importers} == {REPOSITORY / "agent" / "native"}

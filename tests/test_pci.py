@@ -66,7 +66,7 @@ class Bus:
         assert isinstance(found, tuple)
         return found
 
-    def only(self) -> PciSample:
+    def read_one(self) -> PciSample:
         [sample] = self.read()
         return sample
 
@@ -96,7 +96,7 @@ def test_gpus_and_declared_functions_are_found(bus: Bus) -> None:
 
 def test_gpu_passed_to_virtual_machine_is_on_the_bus(bus: Bus) -> None:
     bus.plug(driver="vfio-pci")
-    assert bus.only().driver == "vfio-pci"
+    assert bus.read_one().driver == "vfio-pci"
 
 
 def test_virtual_function_is_found_if_declared(bus: Bus) -> None:
@@ -160,7 +160,7 @@ def test_unreadable_bus_is_missing(tmp_path: Path) -> None:
 
 def test_all_fields_of_a_function_are_read(bus: Bus) -> None:
     bus.plug()
-    assert bus.only() == PciSample(
+    assert bus.read_one() == PciSample(
         address=GPU, vendor=0x10DE, device=0x2330, driver="nvidia", model="", width=16, width_max=16,
         aer_nonfatal=2, aer_fatal=1, aer_correctable=7, upstream_bridge="0000:3a:00.0",
     )  # fmt: skip
@@ -168,7 +168,7 @@ def test_all_fields_of_a_function_are_read(bus: Bus) -> None:
 
 def test_absent_attribute_is_missing_and_not_zero(bus: Bus) -> None:
     bus.plug(driver="", device="", current_link_width="", max_link_width="", **dict.fromkeys(AER, ""))
-    found = bus.only()
+    found = bus.read_one()
     assert (found.driver, found.device) == ("", -1)
     counts = (found.width, found.width_max, found.aer_nonfatal, found.aer_fatal, found.aer_correctable)
     assert counts == (ABSENT,) * 5
@@ -176,7 +176,7 @@ def test_absent_attribute_is_missing_and_not_zero(bus: Bus) -> None:
 
 def test_function_on_root_bus_has_no_port(bus: Bus) -> None:
     bus.plug(port="")
-    assert bus.only().upstream_bridge == ""
+    assert bus.read_one().upstream_bridge == ""
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_function_on_root_bus_has_no_port(bus: Bus) -> None:
 )
 def test_only_valid_link_widths_are_accepted(bus: Bus, text: str, lanes: int | Missing) -> None:
     (bus.plug() / "current_link_width").write_bytes(text.encode("latin-1") + b"\n")
-    assert bus.only().width == lanes
+    assert bus.read_one().width == lanes
 
 
 def test_attribute_that_is_no_file_is_unreadable(bus: Bus) -> None:
     (bus.plug(aer_dev_fatal="") / "aer_dev_fatal").mkdir()
-    assert bus.only().aer_fatal == Missing(Absence.UNREADABLE, 21)
+    assert bus.read_one().aer_fatal == Missing(Absence.UNREADABLE, 21)
 
 
 @pytest.mark.parametrize(

@@ -465,7 +465,7 @@ def test_heat_of_a_stopped_nic_leaves_it_unhealthy(node: Node) -> None:
     assert found == {"pci.nic.stopped", "pci.nic.hot"}
 
 
-# --- what is remembered -----------------------------------------------------------------------------------
+# --- state between evaluations ----------------------------------------------------------------------------
 
 
 def test_evaluation_between_bus_readings_keeps_the_state(node: Node) -> None:

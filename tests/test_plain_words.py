@@ -88,6 +88,8 @@ def test_clean_sample_passes_each_check(plant: Plant, name: str) -> None:
         ("docs/a.md", "A daemon beside the driver."),
         ("README.md", "As fast as ever."),
         ("Makefile", "# for whoever builds it"),
+        ("docs/a.md", "The agent recognises its behaviour."),
+        ("go/a.go", "// after an uninitialised read"),
     ],
 )
 def test_banned_word_fails(plant: Plant, path: str, text: str) -> None:
@@ -163,7 +165,7 @@ def test_exception_that_matches_no_line_fails(plant: Plant, monkeypatch: pytest.
         "",
     ],
 )
-def test_fragment_is_recognised(text: str) -> None:
+def test_fragment_is_recognized(text: str) -> None:
     assert is_fragment(Docstring(text, 1, is_value=False))
 
 
@@ -253,7 +255,7 @@ def test_eleven_shared_type_names_fail(plant: Plant, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("import agent.b", "from agent import a"),
         ("from .b import x", "from . import a"),
@@ -263,8 +265,8 @@ def test_eleven_shared_type_names_fail(plant: Plant, monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_import_circle_fails(plant: Plant, one: str, other: str) -> None:
-    assert run("imports", plant({"agent/a.py": one, "agent/b.py": other})).findings == [
+def test_import_circle_fails(plant: Plant, first: str, other: str) -> None:
+    assert run("imports", plant({"agent/a.py": first, "agent/b.py": other})).findings == [
         Finding("agent", 0, "circle: agent.a, agent.b")
     ]
 
@@ -297,6 +299,11 @@ def test_sizes_over_budget_fail(plant: Plant) -> None:
         ("predicates", "agent/a.py", "class A:\n    def _has_error(self) -> str: ...\n"),
         ("predicates", "agent/a.py", "async def may_write() -> bool: ...\n"),
         ("results", "agent/a.py", 'def stop() -> bool:\n    """Stop the thread."""\n'),
+        ("helpers", "tests/test_a.py", "def written(): ...\n"),
+        ("helpers", "tests/samples.py", "class A:\n    async def _sleeping(self): ...\n"),
+        ("helpers", "tests/samples.py", 'def write():\n    """A file that is written."""\n'),
+        ("ones", "agent/a.py", "x = [one for one in y]\n"),
+        ("ones", "tests/test_a.py", "def call(one): ...\n"),
         ("test-names", "tests/test_a.py", f"def test_{'a' * 66}(): ...\n"),
         ("test-names", "native/tests/test_a.c", f"static void test_{'a' * 66}(void)\n"),
         ("test-names", "go/a_test.go", f"func Test{'A' * 67}(t *testing.T) {{\n"),
@@ -315,11 +322,31 @@ def test_name_or_docstring_of_a_function_that_misleads_fails(
         ("predicates", "agent/a.py", "def island() -> str: ...\n"),
         ("results", "agent/a.py", 'def stop() -> bool:\n    """Stop it. Returns False on timeout."""\n'),
         ("results", "agent/a.py", "def differs(self) -> bool: ...\n"),
+        ("helpers", "tests/test_a.py", "@pytest.fixture\ndef written(): ...\n"),
+        ("helpers", "tests/samples.py", "class A:\n    @property\n    def ended(self): ...\n"),
+        ("helpers", "tests/samples.py", "def finding(): ...\ndef written_file(): ...\ndef speed(): ...\n"),
+        ("helpers", "agent/a.py", "def written(): ...\n"),
+        ("ones", "agent/a.py", "def is_one(none):\n    return none == 'one'\n"),
         ("test-names", "tests/test_a.py", f"def test_{'a' * 65}(): ...\n"),
     ],
 )
 def test_function_name_of_the_form_passes(plant: Plant, name: str, path: str, text: str) -> None:
     assert passes(name, plant({path: text}))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_good"),
+    [
+        ("docs/a.md", "a " * 66, False),
+        ("README.md", "* " + "a" * 129, False),
+        ("docs/a.md", "a " * 65, True),
+        ("docs/a.md", "| " + "a" * 200, True),
+        ("docs/a.md", "```\n" + "a " * 66 + "\n```\n", True),
+        ("docs/checks.md", "a " * 66, True),
+    ],
+)
+def test_long_line_of_a_page_fails(plant: Plant, path: str, text: str, is_good: bool) -> None:
+    assert passes("pages", plant({path: text})) == is_good
 
 
 @pytest.mark.parametrize("status", [0, 1])

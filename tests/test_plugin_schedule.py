@@ -14,9 +14,9 @@ def test_schedule_table_names_only_existing_tests(name: str) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations(GROUPS, 2)))
-def test_groups_have_no_entry_in_common(one: str, other: str) -> None:
-    assert not GROUPS[one] & GROUPS[other]
+@pytest.mark.parametrize(("entry", "other"), list(combinations(GROUPS, 2)))
+def test_groups_have_no_entry_in_common(entry: str, other: str) -> None:
+    assert not GROUPS[entry] & GROUPS[other]
 
 
 def test_file_of_a_group_is_in_it_even_if_its_directory_is_in_another() -> None:

@@ -36,7 +36,7 @@ pytest.skip("no cgroups", allow_module_level=True)
 
 @pytest.fixture(params=["0", "2"], ids=["one-process", "two-workers"])
 def last_line(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a real run of the tests above."""
+    """Run the tests above, and return the output."""
     (tmp_path / "test_inner.py").write_text(TESTS)
     (tmp_path / "test_module.py").write_text(MODULE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

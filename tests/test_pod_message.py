@@ -16,7 +16,7 @@ from agent.serve.kubelet.pods_api import decode_pod
 
 
 def fields_read(value: Any, shape: Any) -> Any:
-    """Returns the fields of a JSON object that the shape reads, without empty values."""
+    """Return the fields of a JSON object that the shape reads, without empty values."""
     if isinstance(shape, FieldType):
         return value
     shape_fields_by_name = {shape_field.name: shape_field for shape_field in shape.values()}
@@ -35,14 +35,14 @@ def fields_read(value: Any, shape: Any) -> Any:
 
 
 def without_empty(value: Any) -> Any:
-    """Removes empty values: protobuf writes some of them, JSON does not."""
+    """Remove empty values: protobuf writes some of them, JSON does not."""
     if isinstance(value, dict):
         return {key: without_empty(item) for key, item in value.items() if item not in ("", [], {}, 0, False)}
     return [without_empty(item) for item in value] if isinstance(value, list) else value
 
 
 def pod_or_error(data: bytes) -> Any:
-    """Returns the pod, or the text of the ValueError."""
+    """Return the pod, or the text of the ValueError."""
     try:
         return decode_pod(data)
     except ValueError as error:
@@ -50,7 +50,7 @@ def pod_or_error(data: bytes) -> Any:
 
 
 def shape_fields(shape: Any) -> Iterator[tuple[int, str]]:
-    """Yields every field of a shape once, as the id of its shape and its name."""
+    """Yield every field of a shape once, as the id of its shape and its name."""
     if not isinstance(shape, FieldType):
         for shape_field in shape.values():
             yield id(shape), shape_field.name
@@ -58,7 +58,7 @@ def shape_fields(shape: Any) -> Iterator[tuple[int, str]]:
 
 
 def present_fields(value: Any, shape: Any) -> Iterator[tuple[int, str]]:
-    """Yields those fields that an object contains."""
+    """Yield those fields that an object contains."""
     if not isinstance(shape, FieldType):
         shape_fields_by_name = {shape_field.name: shape_field for shape_field in shape.values()}
         for name, item in value.items():

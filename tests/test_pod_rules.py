@@ -119,7 +119,7 @@ class Node(PaperNode):
         )
 
 
-def of(report: Report, name: str, driver: str = DRIVER) -> DeviceHealth:
+def device_of(report: Report, name: str, driver: str = DRIVER) -> DeviceHealth:
     return next(device for device in report.devices if (device.driver, device.device) == (driver, name))
 
 
@@ -127,9 +127,13 @@ def notes_of(report: Report) -> list[tuple[str, str]]:
     return [(note.subject, note.cause.code) for note in report.notes]
 
 
-def worse(report: Report) -> dict[str, Severity]:
+def bad_severities(report: Report) -> dict[str, Severity]:
     """Return the severities of devices that are not OK."""
-    return {one.device: one.severity for one in report.devices if one.severity and one.device != "magic"}
+    return {
+        device.device: device.severity
+        for device in report.devices
+        if device.severity and device.device != "magic"
+    }
 
 
 # --- the catalog -----------------------------------------------------------------------------------------
@@ -221,30 +225,30 @@ def test_less_cpu_than_expected_degrades_the_pods_cpus() -> None:
     node = Node()
     node.names[POD] = "ml/train-0"
     node.use_devices("cpus", "memory", "magic")
-    device = of(node.report_of_audit(QUOTA), "cpus")
+    device = device_of(node.report_of_audit(QUOTA), "cpus")
     assert (device.health, device.severity) == (Health.HEALTHY, Severity.DEGRADED)
     assert device.message == (
         "cgroup.lower: pod ml/train-0 container main: cpu quota: 400000 us, expected 900000 us. "
         f"Advice: {POD_AUDIT_ROWS['cgroup.lower'].advice}"
     )
-    assert worse(node.next()) == {"cpus": Severity.DEGRADED}
+    assert bad_severities(node.next()) == {"cpus": Severity.DEGRADED}
 
 
 def test_device_has_findings_of_its_own_resource_and_page_size() -> None:
     node = Node()
     node.use_devices("cpus", "pages-2m", "pages-1g")
     report = node.report_of_audit(QUOTA, PAGES)
-    assert worse(report) == {"cpus": Severity.DEGRADED, "pages-2m": Severity.DEGRADED}
-    assert of(report, "pages-2m").causes[0].evidence == f"pod pod-a container main: {PAGES.evidence}"
+    assert bad_severities(report) == {"cpus": Severity.DEGRADED, "pages-2m": Severity.DEGRADED}
+    assert device_of(report, "pages-2m").causes[0].evidence == f"pod pod-a container main: {PAGES.evidence}"
 
 
 def test_finding_without_a_matching_device_is_info_on_all() -> None:
     node = Node()
     node.use_devices("magic", "pages-1g")
     report = node.report_of_audit(QUOTA, PAGES)
-    assert worse(report) == {"pages-1g": Severity.INFO}
-    assert codes(of(report, "magic")) == ["declared.unchecked", "cgroup.lower"]
-    device = of(report, "pages-1g")
+    assert bad_severities(report) == {"pages-1g": Severity.INFO}
+    assert codes(device_of(report, "magic")) == ["declared.unchecked", "cgroup.lower"]
+    device = device_of(report, "pages-1g")
     assert (device.health, device.message) == (Health.HEALTHY, "")
     assert device.causes[0].evidence == f"pod pod-a container main: {PAGES.evidence}; {QUOTA.evidence}"
 
@@ -252,21 +256,24 @@ def test_finding_without_a_matching_device_is_info_on_all() -> None:
 def test_finding_about_the_whole_pod_is_info_on_all_devices() -> None:
     node = Node()
     node.use_devices("cpus", "memory")
-    assert worse(node.report_of_audit(BEST_EFFORT)) == {"cpus": Severity.INFO, "memory": Severity.INFO}
+    assert bad_severities(node.report_of_audit(BEST_EFFORT)) == {
+        "cpus": Severity.INFO,
+        "memory": Severity.INFO,
+    }
 
 
 def test_foreign_devices_and_pods_without_devices_affect_none() -> None:
     node = Node()
     node.use_devices("cpus", pod="pod-b")
     node.use_devices("nic-0")
-    assert worse(node.report_of_audit(QUOTA)) == {}
+    assert bad_severities(node.report_of_audit(QUOTA)) == {}
 
 
 def test_driver_without_declarations_uses_the_hosts_devices() -> None:
     node = Node()
     node.use_devices("cpu-node0", driver=PLAIN)
     report = node.report_of_audit(QUOTA)
-    assert of(report, "cpu-node0", driver="").severity is Severity.DEGRADED
+    assert device_of(report, "cpu-node0", driver="").severity is Severity.DEGRADED
     assert report.notes[0].devices == ("cpu-node0",)
 
 
@@ -283,7 +290,7 @@ def test_name_of_a_host_device_in_another_pool_is_foreign(used: DeviceRef) -> No
     node = Node()
     node.uses[POD] = (used,)
     report = node.report_of_audit(QUOTA)
-    assert worse(report) == {}
+    assert bad_severities(report) == {}
     assert report.notes[0].devices == (str(used),)
 
 
@@ -295,14 +302,14 @@ def test_gpu_verdict_gains_only_the_pods_cause() -> None:
     pods = PodsSample(source, {POD: (ref("gpu-1", PLAIN),)}, {}, (QUOTA,))
     snapshot = replace(node.snapshot(), pods=pods)
     report = step(replace(node.state, settings=settings), snapshot, node.now)[1]
-    plain, with_finding = (of(one, "gpu-1", driver="") for one in (before, report))
+    plain, with_finding = (device_of(node_, "gpu-1", driver="") for node_ in (before, report))
     assert (codes(with_finding), with_finding.message, with_finding.severity) == (
         ["cgroup.lower"],
         "",
         Severity.INFO,
     )
     assert with_finding._replace(causes=(), severity=Severity.OK, since=plain.since) == plain
-    assert of(report, "gpu-0", driver="").causes == ()
+    assert device_of(report, "gpu-0", driver="").causes == ()
 
 
 def test_cause_of_many_pods_names_the_newest() -> None:
@@ -312,7 +319,7 @@ def test_cause_of_many_pods_names_the_newest() -> None:
         node.use_devices("cpus", pod=pod)
     for count in range(1, len(pods)):
         node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods[:count]))
-    (cause,) = of(node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods)), "cpus").causes
+    (cause,) = device_of(node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods)), "cpus").causes
     assert [pod for pod in pods if pod in cause.evidence] == pods[-3:]
 
 
@@ -323,7 +330,7 @@ def test_same_finding_of_several_pods_is_one_cause_of_a_device() -> None:
         node.use_devices("cpus", pod=pod)
     node.report_of_audit(QUOTA._replace(pod_uid=pods[0]))
     first = node.now
-    (cause,) = of(node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods)), "cpus").causes
+    (cause,) = device_of(node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods)), "cpus").causes
     assert cause.evidence.count(QUOTA.evidence) == 3
     assert cause.evidence.endswith("; and 2 more")
     assert cause.since == first
@@ -333,7 +340,7 @@ def test_degraded_finding_of_one_pod_hides_info_of_another() -> None:
     node = Node()
     node.use_devices("cpus")
     node.use_devices("cpus", pod="pod-b")
-    (cause,) = of(node.report_of_audit(MEMORY, QUOTA._replace(pod_uid="pod-b")), "cpus").causes
+    (cause,) = device_of(node.report_of_audit(MEMORY, QUOTA._replace(pod_uid="pod-b")), "cpus").causes
     assert cause.severity is Severity.DEGRADED
     assert cause.evidence == f"pod pod-b container main: {QUOTA.evidence}"
 
@@ -342,16 +349,16 @@ def test_pod_findings_follow_an_unhealthy_devices_own_causes() -> None:
     node = Node()
     node.use_devices("cpus")
     node.report_of_audit(QUOTA)
-    node.online("0")
-    device = of(node.next(), "cpus")
+    node.set_online("0")
+    device = device_of(node.next(), "cpus")
     assert (device.health, codes(device)) == (Health.UNHEALTHY, ["cpu.offline", "cgroup.lower"])
     node.stuck.add("cpus")
-    device = of(node.next(10), "cpus")
+    device = device_of(node.next(10), "cpus")
     assert (device.health, codes(device)) == (Health.UNKNOWN, [STALLED, "cpu.offline", "cgroup.lower"])
     assert device.severity is Severity.UNKNOWN
 
 
-# --- what cgroups ran into --------------------------------------------------------------------------------
+# --- events of cgroups ------------------------------------------------------------------------------------
 
 
 def report_after_events(node: Node, *, base: tuple[HugetlbSample, ...] = (), **members: Any) -> Report:
@@ -368,9 +375,9 @@ def test_oom_kill_is_info_on_the_pods_memory_only() -> None:
     node.names[POD] = "ml/train-0"
     node.use_devices("memory", "magic", "pages-2m")
     report = report_after_events(node, mem_oom_kill=1)
-    assert worse(report) == {"memory": Severity.INFO}
-    assert codes(of(report, "magic")) == ["declared.unchecked"]
-    (cause,) = of(report, "memory").causes
+    assert bad_severities(report) == {"memory": Severity.INFO}
+    assert codes(device_of(report, "magic")) == ["declared.unchecked"]
+    (cause,) = device_of(report, "memory").causes
     assert cause.evidence.startswith("pod ml/train-0 container container-a: processes were killed")
     (note,) = report.notes
     assert note.subject == "pod pod-a (ml/train-0) container container-a"
@@ -382,7 +389,7 @@ def test_hugepage_limit_hit_is_info_on_pages_of_its_size_only() -> None:
     node.use_devices("pages-2m", "pages-1g")
     sizes = hugetlb_sample(0), hugetlb_sample(0, size_kib=1 << 20)
     report = report_after_events(node, hugetlb=(sizes[0]._replace(events_max=1), sizes[1]), base=sizes)
-    assert worse(report) == {"pages-2m": Severity.INFO}
+    assert bad_severities(report) == {"pages-2m": Severity.INFO}
 
 
 def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
@@ -392,7 +399,7 @@ def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
     for n in range(1, 5):
         node.groups = [node.groups[0]._replace(cpu_periods=10 * n, cpu_throttled=n)]
         report = node.next(5)
-    assert worse(report) == {"cpus": Severity.DEGRADED}
+    assert bad_severities(report) == {"cpus": Severity.DEGRADED}
     notes: dict[str, NonDeviceCause] = {note.cause.code: note for note in report.notes}
     assert notes["cgroup.cpu.throttled_exclusive"].devices == (
         f"{DRIVER}/node-a/cpus",
@@ -400,7 +407,7 @@ def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
     )
 
 
-# --- through time -----------------------------------------------------------------------------------------
+# --- sequences of reports ---------------------------------------------------------------------------------
 
 
 def test_audit_finding_since_is_the_first_of_consecutive_audits() -> None:
@@ -413,7 +420,7 @@ def test_audit_finding_since_is_the_first_of_consecutive_audits() -> None:
     ).notes
     assert note.cause.since == first
     report = node.report_of_audit()
-    assert (report.notes, worse(report)) == ((), {})
+    assert (report.notes, bad_severities(report)) == ((), {})
     (note,) = node.report_of_audit(QUOTA).notes
     assert note.cause.since == node.now
 
@@ -434,12 +441,12 @@ def test_failing_source_is_trusted_until_its_limit() -> None:
     report = node.next(2)
     lost = [(note.subject, note.cause.code, note.cause.evidence) for note in report.notes]
     assert lost == [("node", PODS_UNREADABLE_ROW.code, "pods: checkpoint: Permission denied")]
-    assert worse(report) == {}
+    assert bad_severities(report) == {}
     assert node.next(50).notes == report.notes
     node.kubelet = SourceState.OK
     (note,) = node.next().notes
     assert (note.cause.code, note.cause.since) == ("cgroup.lower", first)
-    assert worse(node.next()) == {"cpus": Severity.DEGRADED}
+    assert bad_severities(node.next()) == {"cpus": Severity.DEGRADED}
 
 
 def test_end_of_trust_schedules_an_evaluation() -> None:
@@ -468,7 +475,7 @@ def test_stalled_source_drops_its_findings() -> None:
     report = node.next()
     assert codes_of(report) == [PODS_UNREADABLE_ROW.code]
     assert report.notes[0].cause.evidence == "pods: no pass for more than 180 s"
-    assert worse(report) == {}
+    assert bad_severities(report) == {}
     assert report.notes[0].devices == ()
 
 
@@ -480,7 +487,7 @@ def test_untrusted_sample_names_no_devices_of_pods() -> None:
     node.wait(181)
     report = report_after_events(node, mem_oom_kill=1)
     assert [note.devices for note in report.notes] == [()]
-    assert worse(report) == {}
+    assert bad_severities(report) == {}
 
 
 def test_source_never_read_has_no_note() -> None:
@@ -501,7 +508,7 @@ def test_absent_kubelet_has_no_note(state: SourceState) -> None:
     assert node.next().notes == ()
 
 
-# --- floods, and whatever happens -------------------------------------------------------------------------
+# --- floods, and random events ----------------------------------------------------------------------------
 
 
 def test_flood_of_findings_has_bounded_notes_and_all_devices() -> None:
@@ -514,9 +521,9 @@ def test_flood_of_findings_has_bounded_notes_and_all_devices() -> None:
         node.use_devices(name, pod=f"pod-{n}")
         findings.append(given_by[name]._replace(pod_uid=f"pod-{n}", evidence=f"{n} " + "x" * 2000))
     report = node.report_of_audit(*findings)
-    assert worse(report) == dict.fromkeys(kinds, Severity.DEGRADED)
+    assert bad_severities(report) == dict.fromkeys(kinds, Severity.DEGRADED)
     for name in kinds:
-        device = of(report, name)
+        device = device_of(report, name)
         assert len(device.message.encode()) <= MAX_MESSAGE_BYTES
         assert len(device.causes) == 1
         assert len(device.causes[0].evidence) < 2 * MAX_MESSAGE_BYTES
@@ -563,9 +570,9 @@ worlds = st.tuples(
 def test_pod_findings_keep_devices_healthy_and_replay(days: list[Any]) -> None:
     node, calm = Node(), Node()
     for findings, uses, state, wait_s, online in days:
-        for one in (node, calm):
-            one.cpus = cpus_sample(online)
-            one.wait(wait_s)
+        for node_ in (node, calm):
+            node_.cpus = cpus_sample(online)
+            node_.wait(wait_s)
         node.findings, node.uses, node.kubelet = tuple(findings), dict(uses), state
         before = node.state
         frozen = copy.deepcopy(before)

@@ -16,9 +16,9 @@ import pytest
 from agents import short_tmp
 from audit_samples import CONTAINER, CONTAINER_KNOBS, kep_pod, sysfs_tree, systemd_path, v2_tree, write_cgroup
 from cgroup_audit_pods import UID
-from claim_samples import known_pod, prepared, source_answers, use
+from claim_samples import known_pod, listed_prepared, source_answers, use
 from explain_node import Node as Kubelet
-from explain_node import listing, pods_answer, prepared_claim, silent_servers
+from explain_node import podresources_answer, pods_answer, prepared_claim, silent_servers
 from hung_file import hung_file
 from kubelet_files import DRIVER
 from no_threads import no_threads
@@ -77,7 +77,7 @@ def healthy(name: str, driver: str = DRIVER) -> DeviceHealth:
     return device(name, driver=driver, pool=NODE)
 
 
-def bad(name: str, driver: str = DRIVER, health: Health = Health.UNHEALTHY) -> DeviceHealth:
+def unhealthy_device(name: str, driver: str = DRIVER, health: Health = Health.UNHEALTHY) -> DeviceHealth:
     cause = Cause("gpu.xid.79", Severity.UNHEALTHY, Blame.HARDWARE, "fell off", "replace it", read_clocks())
     return device(name, driver=driver, pool=NODE, health=health, severity=Severity.UNHEALTHY, causes=(cause,))
 
@@ -96,7 +96,7 @@ class Following:
         self.wakes += 1
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run_watch(self) -> Iterator[None]:
         self.watch.start(self._wake)
         try:
             yield
@@ -121,7 +121,9 @@ class Following:
     @property
     def uses(self) -> dict[str, list[str]]:
         sample = self.watch.sample
-        return {uid: [one.device for one in found] for uid, found in sample.uses.items()} if sample else {}
+        return (
+            {uid: [entry.device for entry in found] for uid, found in sample.uses.items()} if sample else {}
+        )
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -170,7 +172,7 @@ def follow(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> Make:
 def following(follow: Make) -> Iterator[Following]:
     """Tracker on a node whose kubelet has prepared nothing yet."""
     made = follow()
-    with made.running():
+    with made.run_watch():
         yield made
 
 
@@ -178,34 +180,34 @@ def following(follow: Make) -> Iterator[Following]:
 
 
 def test_claims_prepared_before_start_are_known(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
     following = follow()
-    with following.running():
+    with following.run_watch():
         following.until_uses({"u-1": ["gpu-0", "gpu-1"]})
         assert following.state is SourceState.OK
 
 
 def test_claim_prepared_later_is_noticed_at_once(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared()
+    kubelet.write_checkpoint()
     following = follow()
-    with following.running():
+    with following.run_watch():
         following.until_state(SourceState.OK)
-        kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
+        kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
         following.until_uses({"u-1": ["gpu-0"], "u-2": ["gpu-0"]})
-        kubelet.prepared()
+        kubelet.write_checkpoint()
         following.until_uses({})
 
 
 def test_pod_names_and_owners_come_from_any_source_that_has_them(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow()
-    with kubelet.sockets(listing(), pods_answer(("u-1", ["gpus"]))), following.running():
+    with kubelet.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]))), following.run_watch():
         following.until_uses({"u-1": ["gpu-0"]})
         eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
 
 
 def test_ended_pod_is_noticed_without_checkpoint_write(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     phases: list[str] = []
 
     def note(known: ConsumerMap, _report: Report, _now: Instant) -> None:
@@ -213,26 +215,28 @@ def test_ended_pod_is_noticed_without_checkpoint_write(kubelet: Kubelet, follow:
 
     following = follow(record=note)
     following.take(healthy("gpu-0"))
-    with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, following.running():
+    with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, following.run_watch():
         stream = api.stream()
-        for one in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
-            stream.put(one)
+        for wire_event in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
+            stream.put(wire_event)
         eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
         stream.put(event("MODIFIED", pod_bytes("u-1", claims=["gpus"], phase="Succeeded")))
         eventually(lambda: phases[-1:] == ["Succeeded"], "it has ended")
 
 
 def test_reserved_claim_is_not_in_use(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("other", "gpu-0", pods=["u-1"]), prepared_claim("gpus", pods=["u-2"]))
+    kubelet.write_checkpoint(
+        prepared_claim("other", "gpu-0", pods=["u-1"]), prepared_claim("gpus", pods=["u-2"])
+    )
     following = follow()
-    with kubelet.sockets(listing(), pods_answer(("u-2", ["gpus"]))), following.running():
+    with kubelet.sockets(podresources_answer(), pods_answer(("u-2", ["gpus"]))), following.run_watch():
         following.until_uses({"u-1": ["gpu-0"]})
 
 
 def test_poll_without_change_does_not_wake_the_core(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(pods_period_ns=10**9)
-    with following.running():
+    with following.run_watch():
         following.until_uses({"u-1": ["gpu-0"]})
         eventually(lambda: following.wakes == 1, "the core is woken")
         passes = following.passes
@@ -263,14 +267,14 @@ def test_node_without_kubelet_claims_imports_nothing(kubelet: Kubelet) -> None:
 
 
 def test_replaced_kubelet_directory_is_followed(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow()
-    with following.running():
+    with following.run_watch():
         following.until_uses({"u-1": ["gpu-0"]})
         kubelet.kubelet.rename(kubelet.root / "before")
         kubelet.kubelet.mkdir()
         following.until_uses({})
-        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-2"]))
+        kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-2"]))
         following.until_uses({"u-2": ["gpu-1"]})
 
 
@@ -293,7 +297,7 @@ def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
 
 
 @contextmanager
-def on_ext4(root: Path, state: Path) -> Iterator[Path]:
+def mount_ext4(root: Path, state: Path) -> Iterator[Path]:
     """File system that reuses the inode of a removed directory."""
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("mkfs.ext4 is not installed")
@@ -333,7 +337,7 @@ def test_new_directory_with_same_inode_is_watched_again(tmp_path: Path) -> None:
                 await changed.wait()
             return watcher.is_watched, await watcher.check_for_change()
 
-    with on_ext4(tmp_path / "root", tmp_path) as root:
+    with mount_ext4(tmp_path / "root", tmp_path) as root:
         kubelet = root / "kubelet"
         kubelet.mkdir()
         assert asyncio.run(watch(kubelet)) == (True, False)
@@ -345,9 +349,9 @@ def inotifies() -> set[str]:
 
 
 def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared()
+    kubelet.write_checkpoint()
     before = inotifies()
-    with follow().running():
+    with follow().run_watch():
         eventually(lambda: not inotifies() <= before, "something is watched")
     assert inotifies() <= before
 
@@ -358,7 +362,7 @@ def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, follow: Make) -> None:
 def test_unreadable_directory_is_reported_and_retried(kubelet: Kubelet, follow: Make, tmp_path: Path) -> None:
     """Return a path that no file system allows."""
     following = follow(kubelet_dir=tmp_path / ("k" * 256), pods_period_ns=10**9)
-    with following.running():
+    with following.run_watch():
         following.until_state(SourceState.FAILING)
         eventually(lambda: following.passes >= 2, "it goes on")
     assert "File name too long" in following.detail
@@ -366,14 +370,15 @@ def test_unreadable_directory_is_reported_and_retried(kubelet: Kubelet, follow: 
 
 
 def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(pods_period_ns=10**9)
-    with following.running():
-        following.watch.handle_report(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
+    with following.run_watch():
+        devices = (unhealthy_device("gpu-0"),)
+        following.watch.handle_report(Report(NODE, read_clocks(), devices, declaring=None))  # type: ignore[arg-type]
         following.until_state(SourceState.FAILING)
         eventually(lambda: following.passes >= 6, "three poller")
         assert following.uses == {"u-1": ["gpu-0"]}
-        following.take(bad("gpu-0", health=Health.UNKNOWN))
+        following.take(unhealthy_device("gpu-0", health=Health.UNKNOWN))
         eventually(lambda: following.state is SourceState.OK and len(following.lines) == 2, "it goes on")
     assert (
         following.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
@@ -400,16 +405,16 @@ def test_recording_without_free_thread_is_retried() -> None:
 
 
 def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow()
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
-    with following.running():
+    with following.run_watch():
         following.until_uses({"u-1": ["gpu-0"]})
         file.write_bytes(file.read_bytes()[:-20])  # half of the file
         following.until_state(SourceState.FAILING)
         assert following.detail.startswith(f"claims checkpoint {file}: is not JSON: ")
         assert following.uses == {"u-1": ["gpu-0"]}
-        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
+        kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
         following.until_uses({"u-1": ["gpu-1"]})
         assert following.state is SourceState.OK
 
@@ -418,10 +423,12 @@ def test_claims_above_the_limit_are_reported(
     kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubelet_files, "CLAIMS_MAX", 1)  # thousands of claims would take the test's time
-    kubelet.prepared(*(prepared_claim(f"c-{number}", "gpu-0", pods=[f"u-{number}"]) for number in range(3)))
+    kubelet.write_checkpoint(
+        *(prepared_claim(f"c-{number}", "gpu-0", pods=[f"u-{number}"]) for number in range(3))
+    )
     following = follow()
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
-    with following.running():
+    with following.run_watch():
         following.until_uses({"u-0": ["gpu-0"]})
         assert (following.state, following.detail) == (
             SourceState.FAILING,
@@ -434,7 +441,7 @@ def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, follow: Mak
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     os.mkfifo(file)
     following = follow()
-    with following.running():
+    with following.run_watch():
         following.until_state(SourceState.FAILING)
         assert following.detail == f"{file}: is not a regular file"
 
@@ -452,17 +459,21 @@ def test_hung_checkpoint_costs_only_its_own_answer(
             stack.enter_context(hung_file(file, held.is_set))
         except OSError as error:
             pytest.skip(f"no FUSE, or nothing may be mounted: {error}")
-        stack.enter_context(following.running())
+        stack.enter_context(following.run_watch())
         following.until_state(SourceState.FAILING)
         assert following.detail == f"{file}: no answer within 5 s"
         passes = following.passes
         eventually(lambda: following.passes >= passes + 2, "it is not waited for twice")
 
-        def reading() -> list[str]:
-            return [one.name for one in set(threading.enumerate()) - before if one.name == "dh-pods-file"]
+        def reading_threads() -> list[str]:
+            return [
+                thread.name for thread in set(threading.enumerate()) - before if thread.name == "dh-pods-file"
+            ]
 
         # other files are read in such threads, too, but these threads end
-        eventually(lambda: len(reading()) == 1, lambda: f"one hung thread, not {len(reading())}")
+        eventually(
+            lambda: len(reading_threads()) == 1, lambda: f"one hung thread, not {len(reading_threads())}"
+        )
         held.set()
 
 
@@ -470,10 +481,10 @@ def test_silent_pods_api_costs_only_pod_names(
     kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_answers(monkeypatch, SOCKET_TIMEOUT_S, 2 * PATIENCE_S)
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     socket = kubelet.kubelet / pods_api.SOCKET
     following = follow()
-    with silent_servers(socket), following.running():
+    with silent_servers(socket), following.run_watch():
         following.until_uses({"u-1": ["gpu-0"]})
         assert (following.state, following.detail) == (
             SourceState.FAILING,
@@ -482,23 +493,23 @@ def test_silent_pods_api_costs_only_pod_names(
 
 
 def test_pod_names_stay_known_while_the_pods_api_is_absent(kubelet: Kubelet, follow: Make) -> None:
-    """Also the name of a pod without devices, about which there may be a note."""
-    kubelet.prepared()
+    """The tracker also has the name of a pod without devices, because a note may be about it."""
+    kubelet.write_checkpoint()
     following = follow()
     with ExitStack() as stack:
-        with kubelet.sockets(listing(), pods_answer(("u-1", []), ("u-2", []))):
-            stack.enter_context(following.running())
+        with kubelet.sockets(podresources_answer(), pods_answer(("u-1", []), ("u-2", []))):
+            stack.enter_context(following.run_watch())
             eventually(lambda: len(following.names) == 2, "the names are known")
-        kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+        kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
         following.until_uses({"u-1": ["gpu-0"]})
         assert following.names == {"u-1": "team-a/pod-u-1", "u-2": "team-a/pod-u-2"}
-        with kubelet.sockets(listing(), pods_answer(("u-1", []))):
-            kubelet.prepared()
+        with kubelet.sockets(podresources_answer(), pods_answer(("u-1", []))):
+            kubelet.write_checkpoint()
             eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "a gone pod is forgotten")
 
 
 def test_stop_is_immediate_while_sources_hang(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared()
+    kubelet.write_checkpoint()
     following = follow(pods_period_ns=10**9)
     socket = kubelet.kubelet / pods_api.SOCKET
     with silent_servers(socket):
@@ -512,11 +523,11 @@ def test_stop_before_start_returns_true(follow: Make) -> None:
 
 
 def test_restarted_kubelet_is_followed(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(pods_period_ns=10**9)
-    with following.running():
+    with following.run_watch():
         for uid in ("u-2", "u-3"):
-            with kubelet.sockets(listing(), pods_answer(("u-1", ["gpus"]), (uid, []))):
+            with kubelet.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]), (uid, []))):
                 eventually(lambda uid=uid: uid in following.names, "the pods API answers")  # type: ignore[misc]
             ended = following.passes + 2  # the next one may have begun before
             eventually(lambda ended=ended: following.passes >= ended, "it is gone")  # type: ignore[misc]
@@ -527,8 +538,8 @@ def test_restarted_kubelet_is_followed(kubelet: Kubelet, follow: Make) -> None:
 # --- affected pods -----------------------------------------------------------------------------------------
 
 
-def owned(uid: str, claim: str, owner: str) -> Callable[[], Any]:
-    """Pods API that lists a pod of a Job."""
+def pods_api_of_job(uid: str, claim: str, owner: str) -> Callable[[], Any]:
+    """Return an answer of the pods API with a pod of a Job."""
     found = message_class("core", "Pod")()
     found.metadata.name, found.metadata.namespace, found.metadata.uid = "train-0", "team-a", uid
     found.metadata.ownerReferences.add(
@@ -542,13 +553,16 @@ def owned(uid: str, claim: str, owner: str) -> Callable[[], Any]:
 
 
 def test_unhealthy_device_logs_its_pod_in_one_line(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
     following = follow()
-    with kubelet.sockets(listing(), owned("u-1", "gpus", "train")), following.running():
+    with (
+        kubelet.sockets(podresources_answer(), pods_api_of_job("u-1", "gpus", "train")),
+        following.run_watch(),
+    ):
         following.take(healthy("gpu-3"), healthy("gpu-4"))
         following.until_uses({"u-1": ["gpu-3"]})
         eventually(lambda: following.names == {"u-1": "team-a/train-0"}, "its name is known")
-        following.take(bad("gpu-3"), bad("gpu-4"))
+        following.take(unhealthy_device("gpu-3"), unhealthy_device("gpu-4"))
         eventually(lambda: len(following.lines) == 1, "a line")
         following.take(healthy("gpu-3"), healthy("gpu-4"))
         eventually(lambda: len(following.lines) == 2, "another")
@@ -564,61 +578,65 @@ def test_ended_pod_is_not_affected() -> None:
     """Its claim is still prepared: the kubelet unprepares later."""
     over = known_pod("u-1", "claim-c", phase="Failed")
     for pods, lines in (([over], 0), ([], 1)):
-        answers = source_answers(checkpoint=[prepared("c", use("gpu-3"), pods=["u-1"])], pods_api=pods)
+        answers = source_answers(checkpoint=[listed_prepared("c", use("gpu-3"), pods=["u-1"])], pods_api=pods)
         assert (
-            len(impact_lines(build_consumer_map(answers), {ref("gpu-3"): bad("gpu-3")}, {}).not_healthy)
+            len(
+                impact_lines(
+                    build_consumer_map(answers), {ref("gpu-3"): unhealthy_device("gpu-3")}, {}
+                ).not_healthy
+            )
             == lines
         )
 
 
 def test_device_of_served_driver_without_declarations_is_the_hosts(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
     following = follow(drivers=(DRIVER,))
-    with following.running():
-        following.take(bad("gpu-3", driver=""))
+    with following.run_watch():
+        following.take(unhealthy_device("gpu-3", driver=""))
         eventually(lambda: len(following.lines) == 1, "a line")
     line = f"{DRIVER}/{NODE}/gpu-3 is Unhealthy (gpu.xid.79): affects pod u-1 (claim team-a/gpus)"
     assert following.lines == [line]
 
 
 def test_device_of_unserved_driver_is_not_the_hosts(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
     following = follow()
-    with following.running():
-        following.take(bad("gpu-3", driver=""))
+    with following.run_watch():
+        following.take(unhealthy_device("gpu-3", driver=""))
         passes = following.passes
         eventually(lambda: following.passes > passes, "a round later")
     assert following.lines == []
 
 
 def test_new_user_of_unhealthy_device_is_logged(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared()
+    kubelet.write_checkpoint()
     following = follow()
-    with following.running():
-        following.take(bad("gpu-3"))
+    with following.run_watch():
+        following.take(unhealthy_device("gpu-3"))
         following.until_state(SourceState.OK)
-        kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+        kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
         eventually(lambda: len(following.lines) == 1, "a line")
 
 
 def test_unhealthy_device_of_unused_claim_is_logged_once_used(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-3"))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3"))
     noted: list[object] = []
     following = follow(lambda *what: noted.append(what))
-    with following.running():
-        following.take(bad("gpu-3"))
+    with following.run_watch():
+        following.take(unhealthy_device("gpu-3"))
         eventually(lambda: bool(noted), "a round with the report")
         assert following.lines == []
-        kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+        kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
         eventually(lambda: len(following.lines) == 1, "a line")
 
 
 def test_changes_of_a_thousand_devices_are_limited_to_few_lines(kubelet: Kubelet, follow: Make) -> None:
     names = [f"gpu-{number}" for number in range(1000)]
-    kubelet.prepared(*(prepared_claim(f"c-{name}", name, pods=[f"u-{name}"]) for name in names))
+    kubelet.write_checkpoint(*(prepared_claim(f"c-{name}", name, pods=[f"u-{name}"]) for name in names))
     following = follow()
-    with following.running():
-        following.take(*map(bad, names))
+    with following.run_watch():
+        following.take(*map(unhealthy_device, names))
         eventually(lambda: bool(following.lines), "lines")
     assert len(following.lines) == LINES_MAX + 1
     assert (
@@ -628,10 +646,10 @@ def test_changes_of_a_thousand_devices_are_limited_to_few_lines(kubelet: Kubelet
 
 
 def test_many_pods_of_one_device_are_cut_to_few_names(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=[f"u-{number:02}" for number in range(16)]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=[f"u-{number:02}" for number in range(16)]))
     following = follow()
-    with following.running():
-        following.take(bad("gpu-3"))
+    with following.run_watch():
+        following.take(unhealthy_device("gpu-3"))
         eventually(lambda: bool(following.lines), "a line")
     assert following.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
 
@@ -649,7 +667,7 @@ def embedding_driver(kubelet: Kubelet) -> Iterator[Serving]:
         yield serving
 
 
-def recorded(kubelet: Kubelet) -> HistoryContent:
+def read_recorded(kubelet: Kubelet) -> HistoryContent:
     path = kubelet.state / HISTORY_FILE
     return read_history(path, wait_s=PATIENCE_S) if path.exists() else HistoryContent((), (), 0.0)
 
@@ -661,30 +679,31 @@ LOST = unhealthy("gpu-0", "gpu.xid.79: 1 time")._replace(pool=NODE)
 def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
     kubelet: Kubelet, follow: Make, drivers: tuple[str, ...]
 ) -> None:
-    """Also if the agent serves the driver's name, and reports host devices under it."""
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    """This holds, too, if the agent serves the driver's name and reports host devices under it."""
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     history = HistoryFile(kubelet.state / HISTORY_FILE, UsageHistoryLimits())
     recorder = UsageRecorder(history, limits=UsageHistoryLimits(), drivers=drivers)
     following = follow(recorder.record, drivers=drivers)
-    with embedding_driver(kubelet) as driver, following.running():
+    with embedding_driver(kubelet) as driver, following.run_watch():
         driver.publish(device("gpu-0", pool=NODE))
         following.take(healthy("cpu-node0", driver=""))
         healthy_use = [DeviceState(Health.HEALTHY, Severity.OK)]
         eventually(
-            lambda: [use.state for use in recorded(kubelet).running] == healthy_use, "the use is recorded"
+            lambda: [use.state for use in read_recorded(kubelet).running] == healthy_use,
+            "the use is recorded",
         )
         driver.publish(LOST)
-        kubelet.prepared()
-        eventually(lambda: bool(recorded(kubelet).ended), "the end is recorded")
-    (use,) = recorded(kubelet).ended
+        kubelet.write_checkpoint()
+        eventually(lambda: bool(read_recorded(kubelet).ended), "the end is recorded")
+    (use,) = read_recorded(kubelet).ended
     assert use.state == DeviceState(Health.UNHEALTHY, Severity.UNHEALTHY, "", LOST.message)
 
 
 def test_driver_that_does_not_answer_keeps_its_logged_health(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     noted: list[Report] = []
     following = follow(lambda _known, report, _now: noted.append(report))
-    with following.running():
+    with following.run_watch():
         with embedding_driver(kubelet) as driver:
             driver.publish(LOST)
             following.take()
@@ -692,7 +711,8 @@ def test_driver_that_does_not_answer_keeps_its_logged_health(kubelet: Kubelet, f
         (kubelet.kubelet / "plugins" / DRIVER / "dra.sock").unlink()
         following.take(healthy("cpu-node0", driver=""))
         eventually(
-            lambda: noted and [one.device for one in noted[-1].devices] == ["cpu-node0"], "the driver is away"
+            lambda: noted and [entry.device for entry in noted[-1].devices] == ["cpu-node0"],
+            "the driver is away",
         )
         with embedding_driver(kubelet) as driver:
             driver.publish(device("gpu-0", pool=NODE))
@@ -706,10 +726,10 @@ def test_driver_that_does_not_answer_keeps_its_logged_health(kubelet: Kubelet, f
 
 
 def test_driver_without_a_used_device_is_not_read(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared()
+    kubelet.write_checkpoint()
     noted: list[Report] = []
     following = follow(lambda _known, report, _now: noted.append(report))
-    with embedding_driver(kubelet) as driver, following.running():
+    with embedding_driver(kubelet) as driver, following.run_watch():
         driver.publish(LOST)
         following.take()
         eventually(lambda: bool(noted), "a poll with the report")
@@ -718,10 +738,10 @@ def test_driver_without_a_used_device_is_not_read(kubelet: Kubelet, follow: Make
 
 def test_health_of_a_driver_replaces_an_unknown_verdict_only() -> None:
     unknown = healthy("gpu-0")._replace(health=Health.UNKNOWN, severity=Severity.UNKNOWN)
-    of_agent = report([unknown, bad("gpu-1"), healthy("cpu-node0", driver="")])
+    of_agent = report([unknown, unhealthy_device("gpu-1"), healthy("cpu-node0", driver="")])
     sent = [device(name, pool=NODE) for name in ("gpu-0", "gpu-1", "gpu-2")]
     found = {device.key: device for device in with_embedding_drivers(of_agent, {DRIVER: sent}).devices}
-    assert {key[2]: one.health for key, one in found.items()} == {
+    assert {key[2]: entry.health for key, entry in found.items()} == {
         "gpu-0": Health.HEALTHY,
         "gpu-1": Health.UNHEALTHY,
         "gpu-2": Health.HEALTHY,
@@ -740,11 +760,11 @@ class Noted(NamedTuple):
 
 
 def test_every_map_is_recorded_with_the_newest_report(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     noted: list[Noted] = []
     following = follow(lambda *what: noted.append(Noted(*what)))
-    with following.running():
-        following.take(bad("gpu-0"))
+    with following.run_watch():
+        following.take(unhealthy_device("gpu-0"))
         eventually(lambda: bool(noted), "something is noted")
         following.take(healthy("gpu-0"))
         eventually(lambda: noted[-1].report.devices[0].health is Health.HEALTHY, "the newest is")
@@ -760,13 +780,13 @@ def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, follow
         let_go.wait()
         raise ValueError("a disk")
 
-    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(record)
-    with following.running():
+    with following.run_watch():
         try:
-            following.take(bad("gpu-0"))
+            following.take(unhealthy_device("gpu-0"))
             eventually(lambda: bool(following.lines), "a line")
-            kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
+            kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
             following.until_uses({"u-1": ["gpu-1"]})
             assert len(entered) == 1
         finally:
@@ -795,7 +815,7 @@ def its_pod(uid: str = UID, ident: str = CONTAINER) -> Any:
 
 @contextmanager
 def pods_api_listing(kubelet: Kubelet, pods: Sequence[Any]) -> Iterator[None]:
-    """Pods API that lists these pods."""
+    """Serve the pods API, which lists these pods."""
 
     def answer() -> Any:
         return message_class("v1alpha1", "ListPodsResponse")(pods=[pod.SerializeToString() for pod in pods])
@@ -805,7 +825,7 @@ def pods_api_listing(kubelet: Kubelet, pods: Sequence[Any]) -> Iterator[None]:
 
 
 @pytest.fixture
-def audited(kubelet: Kubelet) -> Kubelet:
+def audited_kubelet(kubelet: Kubelet) -> Kubelet:
     """Node with a pod whose cgroups are below the expected allocation."""
     sysfs_tree(kubelet.root / "sys")
     v2_tree(kubelet.root / "cgroup", [kep_pod()], 274)
@@ -817,12 +837,14 @@ def audited(kubelet: Kubelet) -> Kubelet:
 
 def found_by(following: Following) -> list[tuple[str, str, str]]:
     sample = following.watch.sample
-    return [(one.pod_uid, one.container, one.code) for one in sample.findings] if sample else []
+    return (
+        [(finding.pod_uid, finding.container, finding.code) for finding in sample.findings] if sample else []
+    )
 
 
-def test_cgroup_below_expected_allocation_is_found(audited: Kubelet, follow: Make) -> None:
+def test_cgroup_below_expected_allocation_is_found(audited_kubelet: Kubelet, follow: Make) -> None:
     following = follow()
-    with pods_api_listing(audited, [its_pod()]), following.running():
+    with pods_api_listing(audited_kubelet, [its_pod()]), following.run_watch():
         eventually(lambda: bool(found_by(following)), "a finding")
         assert found_by(following) == [(UID, "c1", "cgroup.lower")]
         assert following.watch.sample is not None
@@ -830,34 +852,34 @@ def test_cgroup_below_expected_allocation_is_found(audited: Kubelet, follow: Mak
     assert found.evidence.startswith("memory limit: 1Gi, expected at least 9Gi: ")
 
 
-def test_reloaded_audit_interval_starts_and_ends_audits(audited: Kubelet, follow: Make) -> None:
+def test_reloaded_audit_interval_starts_and_ends_audits(audited_kubelet: Kubelet, follow: Make) -> None:
     following = follow(pods_audit_ns=0, pods_period_ns=3600 * 10**9)
-    with pods_api_listing(audited, [its_pod()]), following.running():
+    with pods_api_listing(audited_kubelet, [its_pod()]), following.run_watch():
         eventually(lambda: following.passes >= 1, "a poll")
-        following.watch.reconfigure(config_of(audited, pods_audit_ns=10 * 10**9))
+        following.watch.reconfigure(config_of(audited_kubelet, pods_audit_ns=10 * 10**9))
         eventually(lambda: bool(found_by(following)), "a finding, without the wait for an hour")
-        following.watch.reconfigure(config_of(audited, pods_audit_ns=0))
+        following.watch.reconfigure(config_of(audited_kubelet, pods_audit_ns=0))
         eventually(lambda: not found_by(following), "no audit would end it")
 
 
-def test_findings_of_removed_pod_are_dropped(audited: Kubelet, follow: Make) -> None:
+def test_findings_of_removed_pod_are_dropped(audited_kubelet: Kubelet, follow: Make) -> None:
     following, pods = follow(pods_period_ns=10**9), [its_pod()]
-    with pods_api_listing(audited, pods), following.running():
+    with pods_api_listing(audited_kubelet, pods), following.run_watch():
         eventually(lambda: bool(found_by(following)), "a finding")
         pods.clear()
         eventually(lambda: not found_by(following), "it is forgotten")
 
 
 def test_findings_stay_while_pods_api_is_unreadable(
-    audited: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
+    audited_kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following = follow(pods_period_ns=10**9)
     with ExitStack() as stack:
-        with pods_api_listing(audited, [its_pod()]):
-            stack.enter_context(following.running())
+        with pods_api_listing(audited_kubelet, [its_pod()]):
+            stack.enter_context(following.run_watch())
             eventually(lambda: bool(found_by(following)), "a finding")
         limit_answers(monkeypatch, SOCKET_TIMEOUT_S, 2 * PATIENCE_S)
-        with deaf_again(audited.kubelet / pods_api.SOCKET):
+        with deaf_again(audited_kubelet.kubelet / pods_api.SOCKET):
             following.until_state(SourceState.FAILING)
             assert found_by(following) == [(UID, "c1", "cgroup.lower")]
 
@@ -871,17 +893,17 @@ def deaf_again(socket: Path) -> Iterator[None]:
 
 
 def test_audit_without_pods_api_is_skipped_with_detail(kubelet: Kubelet, follow: Make) -> None:
-    kubelet.prepared()
+    kubelet.write_checkpoint()
     following = follow()
-    with following.running():
+    with following.run_watch():
         following.until_state(SourceState.OK)
     socket = kubelet.kubelet / pods_api.SOCKET
     assert following.detail == f"cgroups are not audited: {socket}: no such socket"
 
 
-def test_audit_disabled_in_configuration_is_not_run(audited: Kubelet, follow: Make) -> None:
+def test_audit_disabled_in_configuration_is_not_run(audited_kubelet: Kubelet, follow: Make) -> None:
     following = follow(pods_audit_ns=0, pods_period_ns=10**9)
-    with pods_api_listing(audited, [its_pod()]), following.running():
+    with pods_api_listing(audited_kubelet, [its_pod()]), following.run_watch():
         eventually(lambda: following.passes >= 2, "two poller")
         assert (found_by(following), following.detail) == ([], "")
 
@@ -908,23 +930,23 @@ async def polled_and_audited(poller: PodPoller) -> PodsSourceState:
     return found
 
 
-def test_quiet_pod_is_audited_again_soon(audited: Kubelet) -> None:
+def test_quiet_pod_is_audited_again_soon(audited_kubelet: Kubelet) -> None:
     pod, clock = its_pod(), Clock()
     pod.status.containerStatuses[0].state.running.startedAt.seconds = int(clock().wall_s) - 5
-    with pods_api_listing(audited, [pod]):
-        poller = poller_of(config_of(audited), clock)
+    with pods_api_listing(audited_kubelet, [pod]):
+        poller = poller_of(config_of(audited_kubelet), clock)
         first = asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == AUDIT_DELAY_S
         clock.later_s = AUDIT_DELAY_S
         second = asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == 60
-    assert [len(one.uses[2]) for one in (first, second) if one.uses] == [0, 1]
+    assert [len(entry.uses[2]) for entry in (first, second) if entry.uses] == [0, 1]
 
 
-def test_audit_follows_the_start_of_a_container_not_of_its_pod(audited: Kubelet) -> None:
+def test_audit_follows_the_start_of_a_container_not_of_its_pod(audited_kubelet: Kubelet) -> None:
     pods, clock = [its_pod()], Clock()
-    with pods_api_listing(audited, pods):
-        poller = poller_of(config_of(audited, pods_period_ns=3600 * NS), clock)
+    with pods_api_listing(audited_kubelet, pods):
+        poller = poller_of(config_of(audited_kubelet, pods_period_ns=3600 * NS), clock)
         asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == 300
         clock.later_s = 100
@@ -943,12 +965,12 @@ def test_audit_follows_the_start_of_a_container_not_of_its_pod(audited: Kubelet)
         assert poller.next_due_in_s() == 300
 
 
-def test_pod_with_a_prepared_claim_for_an_extended_resource_is_audited(audited: Kubelet) -> None:
+def test_pod_with_a_prepared_claim_for_an_extended_resource_is_audited(audited_kubelet: Kubelet) -> None:
     pod, clock = its_pod(), Clock()
     pod.spec.ClearField("resourceClaims")
-    audited.prepared(prepared_claim("c", "gpu-0", pods=[UID]))
-    with pods_api_listing(audited, [pod]):
-        poller = poller_of(config_of(audited, pods_period_ns=3600 * NS), clock)
+    audited_kubelet.write_checkpoint(prepared_claim("c", "gpu-0", pods=[UID]))
+    with pods_api_listing(audited_kubelet, [pod]):
+        poller = poller_of(config_of(audited_kubelet, pods_period_ns=3600 * NS), clock)
         state = asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == 300
     assert state.uses
@@ -956,29 +978,29 @@ def test_pod_with_a_prepared_claim_for_an_extended_resource_is_audited(audited: 
 
 
 def test_overdue_audit_does_not_shorten_wait_for_pods_api(
-    audited: Kubelet, monkeypatch: pytest.MonkeyPatch
+    audited_kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    poller = poller_of(config_of(audited), clock)
-    with pods_api_listing(audited, [its_pod()]):
+    poller = poller_of(config_of(audited_kubelet), clock)
+    with pods_api_listing(audited_kubelet, [its_pod()]):
         asyncio.run(polled_and_audited(poller))
     clock.later_s = 600
     limit_answers(monkeypatch, SOCKET_TIMEOUT_S, 2 * PATIENCE_S)
-    with deaf_again(audited.kubelet / pods_api.SOCKET):
+    with deaf_again(audited_kubelet.kubelet / pods_api.SOCKET):
         asyncio.run(poller.poll(None))
         assert asyncio.run(poller.audit_if_due(None)) is None
     assert poller.next_due_in_s() == 60
 
 
 def test_findings_stay_while_kubelet_restarts_until_next_audit(
-    audited: Kubelet,
+    audited_kubelet: Kubelet,
 ) -> None:
-    audited.prepared()
+    audited_kubelet.write_checkpoint()
     clock, found = Clock(), []
-    poller = poller_of(config_of(audited), clock)
-    with pods_api_listing(audited, [its_pod()]):
+    poller = poller_of(config_of(audited_kubelet), clock)
+    with pods_api_listing(audited_kubelet, [its_pod()]):
         asyncio.run(polled_and_audited(poller))
-    assert not (audited.kubelet / pods_api.SOCKET).exists()
+    assert not (audited_kubelet.kubelet / pods_api.SOCKET).exists()
     for later_s in (0, 299, 300):
         clock.later_s = later_s
         outcome = asyncio.run(poller.poll(None))

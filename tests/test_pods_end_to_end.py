@@ -81,7 +81,7 @@ def kubelet(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kub
     """Write the state of a kubelet that prepared the device for the pod."""
     made = Kubelet(short_tmp, capsys)
     given = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
-    made.prepared(claim("c-1", name="pages", namespace="ml", pods=[UID], drivers=given))
+    made.write_checkpoint(claim("c-1", name="pages", namespace="ml", pods=[UID], drivers=given))
     answer = message_class("v1alpha1", "ListPodsResponse")(pods=[its_pod()])
     with ListingApi(made.kubelet / pods_api.SOCKET, pods_api.LIST, lambda: answer):
         yield made
@@ -104,11 +104,11 @@ def agent(kubelet: Kubelet, tree: Kubepods, short_tmp: Path) -> Iterator[Any]:
 def nth_line(agent: Any, text: str, number: int) -> str:
     """Wait until so many lines of the log have a text; return the last of them."""
 
-    def found() -> list[str]:
+    def found_lines() -> list[str]:
         return [line for line in agent.log.splitlines(keepends=True) if text in line and line.endswith("\n")]
 
-    eventually(lambda: len(found()) >= number, f"{number} lines with {text!r}")
-    lines = found()
+    eventually(lambda: len(found_lines()) >= number, f"{number} lines with {text!r}")
+    lines = found_lines()
     assert len(lines) == number
     return lines[-1].rstrip()
 

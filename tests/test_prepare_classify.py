@@ -23,14 +23,14 @@ from prepare_cases import (
     Case,
     bad_json,
     claim_of,
-    failing,
+    during_operation,
     health_of,
-    holding,
     nvml,
-    raised,
+    os_error_raiser,
+    prepare_context,
+    raised_error,
     ref,
     unknown_value,
-    while_,
 )
 from private_mounts import within_mounts
 
@@ -67,12 +67,12 @@ NOWHERE = Path("/nonexistent")
 XID = health_of("gpu-0", "gpu.xid.79", "GPU has fallen off the bus")
 
 
-def chained(error: BaseException, cause: BaseException) -> BaseException:
+def chain_errors(error: BaseException, cause: BaseException) -> BaseException:
     error.__cause__ = cause
     return error
 
 
-# --- one source of truth: the health engine ---------------------------------------------------------------
+# --- verdicts of the health engine ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def chained(error: BaseException, cause: BaseException) -> BaseException:
     ],
 )
 def test_unhealthy_device_is_the_cause_whatever_the_exception(error: Exception) -> None:
-    verdict = classify(error, holding(TWO, XID))
+    verdict = classify(error, prepare_context(TWO, XID))
     assert (verdict.error_class, verdict.code) == (F, "gpu.xid.79")
     assert verdict.devices == (ref("gpu-0"),)
     assert verdict.evidence[0] == "health engine: gpu.example.com/node1/gpu-0 Unhealthy, gpu.xid.79"
@@ -96,31 +96,31 @@ def test_unhealthy_device_is_the_cause_whatever_the_exception(error: Exception) 
 
 
 def test_prepare_error_has_the_text_of_the_health_message() -> None:
-    verdict = classify(RuntimeError("no"), holding(ONE, XID))
+    verdict = classify(RuntimeError("no"), prepare_context(ONE, XID))
     assert kubelet_message(XID.causes) == f"{verdict.code}: {verdict.summary}. Advice: {verdict.advice}"
     assert verdict == replace(
-        classify_unhealthy_devices(holding(ONE, XID)) or verdict, evidence=verdict.evidence
+        classify_unhealthy_devices(prepare_context(ONE, XID)) or verdict, evidence=verdict.evidence
     )
 
 
 def test_failed_device_is_unhealthy_with_a_taint() -> None:
-    verdict = classify_unhealthy_devices(holding(ONE, XID))
+    verdict = classify_unhealthy_devices(prepare_context(ONE, XID))
     assert verdict is not None
     assert (verdict.health, verdict.scope) == (Health.UNHEALTHY, Scope.DEVICE)
     assert verdict.taint == FaultTaint(Effect.NO_SCHEDULE, "79")
-    other = classify_unhealthy_devices(holding(ONE, health_of("gpu-0", "gpu.fabric.sxid.20034")))
+    other = classify_unhealthy_devices(prepare_context(ONE, health_of("gpu-0", "gpu.fabric.sxid.20034")))
     assert other is not None
     assert other.taint == FaultTaint(Effect.NO_SCHEDULE, "20034")
     assert verdict.requests == ("r-gpu-0",)
 
 
 def test_driver_report_of_an_unhealthy_device_gives_the_engine_cause() -> None:
-    verdict = classify(FailedDeviceError("gpu-0", "no answer", code="fw.stuck"), holding(ONE, XID))
+    verdict = classify(FailedDeviceError("gpu-0", "no answer", code="fw.stuck"), prepare_context(ONE, XID))
     assert (verdict.code, verdict.summary) == ("gpu.xid.79", "GPU has fallen off the bus")
     assert "driver reports failed-device, fw.stuck" in verdict.evidence
     both = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="b")))
     named = FailedDeviceError("gpu-0", "no answer", requests=["b"])
-    assert classify(named, holding(both, XID)).requests == ("b",)
+    assert classify(named, prepare_context(both, XID)).requests == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_driver_report_of_an_unhealthy_device_gives_the_engine_cause() -> None:
     [
         (BadConfigError("3 of 2"), "config.invalid"),
         (PermanentError("no IOMMU"), "driver.permanent"),
-        (raised(while_(Operation.CONFIG, bad_json), NOWHERE), "config.decode"),
-        (raised(failing(errno.EROFS, Operation.CDI), NOWHERE), "cdi.write"),
+        (raised_error(during_operation(Operation.CONFIG, bad_json), NOWHERE), "config.decode"),
+        (raised_error(os_error_raiser(errno.EROFS, Operation.CDI), NOWHERE), "cdi.write"),
     ],
 )
 def test_stronger_evidence_stays_and_the_device_is_mentioned(error: BaseException, code: str) -> None:
-    verdict = classify(error, holding(ONE, XID))
+    verdict = classify(error, prepare_context(ONE, XID))
     assert verdict.code == code
     assert verdict.error_class in {B, P}
     assert verdict.detail == ""
@@ -141,12 +141,14 @@ def test_stronger_evidence_stays_and_the_device_is_mentioned(error: BaseExceptio
 
 
 def test_weak_evidence_of_bad_config_is_no_proof() -> None:
-    assert classify(raised(unknown_value, NOWHERE), holding(WITH_PARAMETERS, XID)).error_class is F
+    assert (
+        classify(raised_error(unknown_value, NOWHERE), prepare_context(WITH_PARAMETERS, XID)).error_class is F
+    )
 
 
 @pytest.mark.parametrize("severity", [Severity.DEGRADED, Severity.UNKNOWN, Severity.INFO])
 def test_healthy_device_is_never_the_cause(severity: Severity) -> None:
-    context = holding(ONE, health_of("gpu-0", "cpu.throttled.core", severity=severity))
+    context = prepare_context(ONE, health_of("gpu-0", "cpu.throttled.core", severity=severity))
     assert classify(RuntimeError("no"), context).error_class is U
     assert classify_unhealthy_devices(context) is None
 
@@ -157,14 +159,16 @@ def test_device_of_another_claim_is_never_the_cause() -> None:
 
 
 def test_unhealthy_device_without_cause_counts() -> None:
-    verdict = classify_unhealthy_devices(holding(ONE, health_of("gpu-0")._replace(health=Health.UNHEALTHY)))
+    verdict = classify_unhealthy_devices(
+        prepare_context(ONE, health_of("gpu-0")._replace(health=Health.UNHEALTHY))
+    )
     assert verdict is not None
     assert (verdict.error_class, verdict.code) == (F, "device.unhealthy")
 
 
 def test_unhealthy_devices_are_named_in_sorted_order() -> None:
     lost = health_of("gpu-1", "gpu.lost", "no answer")
-    verdict = classify_unhealthy_devices(holding(claim_of("gpu-1", "gpu-0", "gpu-2"), lost, XID))
+    verdict = classify_unhealthy_devices(prepare_context(claim_of("gpu-1", "gpu-0", "gpu-2"), lost, XID))
     assert verdict is not None
     assert (verdict.code, verdict.devices) == ("gpu.xid.79", (ref("gpu-0"), ref("gpu-1")))
     assert verdict.detail == "gpu.example.com/node1/gpu-1: gpu.lost: no answer"
@@ -176,17 +180,17 @@ def test_unhealthy_device_named_by_the_driver_is_blamed_first(
 ) -> None:
     claim, engine = claim_of("gpu-0", "gpu-1", "gpu-2"), {"gpu-0": "gpu.lost", "gpu-1": "gpu.xid.79"}
     known = [health_of(device, code) for device, code in engine.items()]
-    verdict = classify(FailedDeviceError(name, "no answer", code="fw.stuck"), holding(claim, *known))
+    verdict = classify(FailedDeviceError(name, "no answer", code="fw.stuck"), prepare_context(claim, *known))
     assert (verdict.code, verdict.devices) == (engine.get(name, "fw.stuck"), (ref(name),))
     assert verdict.requests == (f"r-{name}",)
-    others = [f"{ref(one)} is also Unhealthy: {engine[one]}" for one in engine if one != name]
+    others = [f"{ref(health)} is also Unhealthy: {engine[health]}" for health in engine if health != name]
     assert verdict.detail == "; ".join(others)
 
 
 def test_driver_fault_gives_the_same_text_before_and_after_the_engine() -> None:
     error = FailedDeviceError("gpu-1", "no answer", code="fw.stuck", detail="3 tries")
-    first = classify(error, holding(TWO, XID, health_of("gpu-1")))
-    again = classify(error, holding(TWO, XID, health_of("gpu-1", "fw.stuck", first.summary)))
+    first = classify(error, prepare_context(TWO, XID, health_of("gpu-1")))
+    again = classify(error, prepare_context(TWO, XID, health_of("gpu-1", "fw.stuck", first.summary)))
     assert kubelet_text(again) == kubelet_text(first)
     assert "3 tries; gpu.example.com/node1/gpu-0 is also Unhealthy: gpu.xid.79." in kubelet_text(first)
 
@@ -195,19 +199,23 @@ def test_faults_of_several_devices_give_a_stable_text() -> None:
     errors = [
         FailedDeviceError(name, "no answer", code="fw.stuck", detail="d") for name in ("gpu-1", "gpu-0")
     ]
-    first = classify(ExceptionGroup("", errors), holding(TWO))
+    first = classify(ExceptionGroup("", errors), prepare_context(TWO))
     held = [health_of(name, "fw.stuck", first.summary) for name in ("gpu-0", "gpu-1")]
-    assert kubelet_text(classify(ExceptionGroup("", errors), holding(TWO, *held))) == kubelet_text(first)
+    assert kubelet_text(classify(ExceptionGroup("", errors), prepare_context(TWO, *held))) == kubelet_text(
+        first
+    )
 
 
 def test_driver_detail_is_not_mixed_with_the_engine_cause() -> None:
     error = FailedDeviceError("gpu-0", "no answer", code="fw.stuck", detail="3 tries")
-    assert classify(error, holding(ONE, XID)).detail == ""
+    assert classify(error, prepare_context(ONE, XID)).detail == ""
 
 
 def test_worst_cause_counts_in_any_order() -> None:
     stalled = health_of("gpu-0", "source.stalled", severity=Severity.UNKNOWN)
-    verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=stalled.causes + XID.causes)))
+    verdict = classify_unhealthy_devices(
+        prepare_context(ONE, XID._replace(causes=stalled.causes + XID.causes))
+    )
     assert verdict is not None
     assert verdict.code == "gpu.xid.79"
 
@@ -216,20 +224,20 @@ def test_verdict_has_the_worst_repair_of_the_unhealthy_devices() -> None:
     causes = tuple(
         replace(XID.causes[0], repair=repair) for repair in (Repair.RESET_DEVICE, Repair.REBOOT_NODE)
     )
-    verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=causes)))
+    verdict = classify_unhealthy_devices(prepare_context(ONE, XID._replace(causes=causes)))
     assert verdict is not None
     assert verdict.repair is Repair.REBOOT_NODE
 
 
 def test_unhealthy_device_without_causes_has_the_repair_of_the_kind() -> None:
-    verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=())))
+    verdict = classify_unhealthy_devices(prepare_context(ONE, XID._replace(causes=())))
     assert verdict is not None
     assert (verdict.code, verdict.repair) == ("device.unhealthy", Repair.INSPECT_HARDWARE)
 
 
 def test_last_state_of_a_stopped_engine_is_ignored() -> None:
-    assert classify_unhealthy_devices(holding(ONE, XID, engine_up=False)) is None
-    assert classify(RuntimeError("no"), holding(ONE, XID, engine_up=False)).error_class is U
+    assert classify_unhealthy_devices(prepare_context(ONE, XID, engine_up=False)) is None
+    assert classify(RuntimeError("no"), prepare_context(ONE, XID, engine_up=False)).error_class is U
     evidence = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost")
     assert classify_evidence([evidence], PrepareContext(ONE, engine_up=False)).error_class is F
 
@@ -237,16 +245,16 @@ def test_last_state_of_a_stopped_engine_is_ignored() -> None:
 def test_device_of_two_requests_fails_both_requests() -> None:
     twice = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="admin", admin=True)))
     for verdict in (
-        classify(raised(nvml(15), NOWHERE), PrepareContext(twice)),
+        classify(raised_error(nvml(15), NOWHERE), PrepareContext(twice)),
         classify(FailedDeviceError("gpu-0", "broken"), PrepareContext(twice)),
-        classify(RuntimeError("no"), holding(twice, XID)),
+        classify(RuntimeError("no"), prepare_context(twice, XID)),
     ):
         assert (verdict.error_class, verdict.devices) == (F, (ref("gpu-0"),))
         assert verdict.requests == ("admin", "r-gpu-0")
 
 
 def test_operator_may_make_a_program_xid_unhealthy() -> None:
-    verdict = classify_unhealthy_devices(holding(ONE, health_of("gpu-0", "gpu.xid.31")))
+    verdict = classify_unhealthy_devices(prepare_context(ONE, health_of("gpu-0", "gpu.xid.31")))
     assert verdict is not None
     assert verdict.error_class is F
 
@@ -257,7 +265,7 @@ def test_stopped_engine_blames_no_device() -> None:
     assert verdict.evidence == ("exception RuntimeError", "health engine is down")
 
 
-# --- a driver is believed ----------------------------------------------------------------------------------
+# --- errors of drivers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,13 +276,13 @@ def test_driver_report_overrides_a_healthy_engine_state(
     name: object,
 ) -> None:
     error = FailedDeviceError(name, "no answer in 3 tries", code="fw.stuck")  # type: ignore[arg-type]
-    verdict = classify(error, holding(TWO, health_of("gpu-0"), health_of("gpu-1")))
+    verdict = classify(error, prepare_context(TWO, health_of("gpu-0"), health_of("gpu-1")))
     assert (verdict.error_class, verdict.code, verdict.devices) == (F, "fw.stuck", (ref("gpu-1"),))
     assert (verdict.health, verdict.requests, verdict.confidence) == (Health.UNHEALTHY, ("r-gpu-1",), 1.0)
 
 
 def test_two_broken_devices_keep_their_own_texts() -> None:
-    verdict = classify(FailedDeviceError("gpu-1", "no answer", code="fw.stuck"), holding(TWO, XID))
+    verdict = classify(FailedDeviceError("gpu-1", "no answer", code="fw.stuck"), prepare_context(TWO, XID))
     assert (verdict.code, verdict.devices) == ("fw.stuck", (ref("gpu-1"),))
     assert verdict.detail == "gpu.example.com/node1/gpu-0 is also Unhealthy: gpu.xid.79"
 
@@ -326,13 +334,13 @@ def test_driver_texts_are_not_normalized() -> None:
 def test_earlier_verdict_is_kept() -> None:
     first = classify(BadConfigError("3 of 2"), PrepareContext(ONE))
     error = PrepareError(first, kubelet_text(first))
-    assert classify(error, holding(ONE, XID)) is first
-    assert classify(chained(RuntimeError("wrapped"), error), PrepareContext(ONE)) is first
+    assert classify(error, prepare_context(ONE, XID)) is first
+    assert classify(chain_errors(RuntimeError("wrapped"), error), PrepareContext(ONE)) is first
     first = classify(TransientError("busy"), PrepareContext(ONE))
-    assert classify(PrepareError(first, kubelet_text(first)), holding(ONE, XID)) is first
+    assert classify(PrepareError(first, kubelet_text(first)), prepare_context(ONE, XID)) is first
 
 
-# --- what lasts needs proof --------------------------------------------------------------------------------
+# --- proof of lasting classes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -355,7 +363,7 @@ def test_wrong_value_is_bad_config_only_in_parameters() -> None:
 
 
 def test_rejected_value_is_no_bad_config_without_parameters() -> None:
-    error = raised(unknown_value, NOWHERE)
+    error = raised_error(unknown_value, NOWHERE)
     assert classify(error, PrepareContext(WITH_PARAMETERS)).error_class is B
     assert classify(error, PrepareContext(ONE)).error_class is U
     assert classify(error, PrepareContext(WITH_PARAMETERS, operation=Operation.DEVICE)).error_class is U
@@ -375,12 +383,12 @@ def test_errno_is_never_a_failed_device_or_bad_config(operation: Operation | Non
 
 def test_unwritable_cdi_file_does_not_make_a_device_unhealthy() -> None:
     for number in (errno.EROFS, errno.ENOSPC):
-        verdict = classify(OSError(number, "no", "/etc/cdi/a.json"), holding(ONE, health_of("gpu-0")))
+        verdict = classify(OSError(number, "no", "/etc/cdi/a.json"), prepare_context(ONE, health_of("gpu-0")))
         assert (verdict.code, verdict.health, verdict.taint) == ("cdi.write", None, None)
 
 
 def test_lost_gpu_of_several_is_blamed_only_if_named() -> None:
-    error = raised(nvml(15), NOWHERE)
+    error = raised_error(nvml(15), NOWHERE)
     verdict = classify(error, PrepareContext(TWO))
     assert (verdict.error_class, verdict.health) == (T, None)
     assert "the evidence does not name which of 2 devices failed" in verdict.evidence
@@ -392,7 +400,7 @@ def test_lost_gpu_of_several_is_blamed_only_if_named() -> None:
 
 def test_lost_gpu_outside_the_claim_blames_no_device() -> None:
     for name, error_class in (("gpu-7", T), ("/dev/nvidia0", F), ("gpu-0", F)):
-        error = raised(nvml(15), NOWHERE)
+        error = raised_error(nvml(15), NOWHERE)
         with pytest.raises(type(error)), doing(Operation.DEVICE, name):
             raise error
         verdict = classify(error, PrepareContext(ONE))
@@ -410,7 +418,7 @@ def test_text_of_an_unknown_exception_is_never_lasting(text: str) -> None:
     "case", [case for case in CASES if case.error_class not in LASTING], ids=lambda case: case.code
 )
 def test_transient_or_unknown_failure_leaves_the_device_health(case, tmp_path: Path) -> None:
-    verdict = classify(raised(case.act, tmp_path), PrepareContext(case.claim))
+    verdict = classify(raised_error(case.act, tmp_path), PrepareContext(case.claim))
     assert verdict.health is not Health.UNHEALTHY
     assert verdict.sticky_s == 0
 
@@ -418,38 +426,38 @@ def test_transient_or_unknown_failure_leaves_the_device_health(case, tmp_path: P
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
 def test_repetition_does_not_change_the_class(case, tmp_path: Path) -> None:
     context = PrepareContext(case.claim)
-    first = classify(raised(case.act, tmp_path), context)
-    again = classify(raised(case.act, tmp_path), context)
+    first = classify(raised_error(case.act, tmp_path), context)
+    again = classify(raised_error(case.act, tmp_path), context)
     assert (first, kubelet_text(first)) == (again, kubelet_text(again))
 
 
 def test_only_the_engine_makes_a_device_unhealthy_in_place() -> None:
     """Classify the same exception before and after the device recovered."""
     error = RuntimeError("no")
-    assert classify(error, holding(ONE, XID)).error_class is F
-    assert classify(error, holding(ONE, health_of("gpu-0"))).error_class is U
+    assert classify(error, prepare_context(ONE, XID)).error_class is F
+    assert classify(error, prepare_context(ONE, health_of("gpu-0"))).error_class is U
 
 
-# --- one ranking -------------------------------------------------------------------------------------------
+# --- ranking of evidence -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (chained(RuntimeError("not written"), OSError(errno.ENOSPC, "full")), "os.enospc"),
-        (chained(TransientError("later", code="a.b"), ValueError("x")), "a.b"),
-        (chained(TransientError("later", code="a.b"), BadConfigError("x")), "a.b"),
-        (chained(TransientError("later", code="a.b"), OSError(errno.EROFS, "no", "/etc/cdi/a")), "a.b"),
-        (chained(DriverError("no", code="a.b"), OSError(errno.EROFS, "no", "/etc/cdi")), "cdi.write"),
-        (chained(DriverError("no", code="a.b"), OSError(errno.EBUSY, "no")), "a.b"),
+        (chain_errors(RuntimeError("not written"), OSError(errno.ENOSPC, "full")), "os.enospc"),
+        (chain_errors(TransientError("later", code="a.b"), ValueError("x")), "a.b"),
+        (chain_errors(TransientError("later", code="a.b"), BadConfigError("x")), "a.b"),
+        (chain_errors(TransientError("later", code="a.b"), OSError(errno.EROFS, "no", "/etc/cdi/a")), "a.b"),
+        (chain_errors(DriverError("no", code="a.b"), OSError(errno.EROFS, "no", "/etc/cdi")), "cdi.write"),
+        (chain_errors(DriverError("no", code="a.b"), OSError(errno.EBUSY, "no")), "a.b"),
         (
-            chained(FailedDeviceError("gpu-9", "no"), OSError(errno.EBUSY, "no", "/dev/nvidia0")),
+            chain_errors(FailedDeviceError("gpu-9", "no"), OSError(errno.EBUSY, "no", "/dev/nvidia0")),
             "device.busy",
         ),
-        (chained(ValueError("x"), KeyError("y")), "driver.bug.value_error"),
-        (chained(TimeoutError(), OSError(errno.EROFS, "no", "/etc/cdi/a")), "cdi.write"),
+        (chain_errors(ValueError("x"), KeyError("y")), "driver.bug.value_error"),
+        (chain_errors(TimeoutError(), OSError(errno.EROFS, "no", "/etc/cdi/a")), "cdi.write"),
         (
-            chained(RuntimeError("no space left on device"), FileNotFoundError(errno.ENOENT, "no")),
+            chain_errors(RuntimeError("no space left on device"), FileNotFoundError(errno.ENOENT, "no")),
             "text.no_space",
         ),
     ],
@@ -521,13 +529,13 @@ def test_different_faults_of_two_devices_name_both() -> None:
     assert verdict.detail == f"{ref('gpu-0')} is also broken: fw.b"
     more = [FailedDeviceError("gpu-0", "no", code="fw.c"), *errors]
     assert classify(ExceptionGroup("", more), PrepareContext(TWO)).detail == verdict.detail
-    verdict = classify(ExceptionGroup("", [errors[0], RuntimeError("no")]), holding(TWO, XID))
+    verdict = classify(ExceptionGroup("", [errors[0], RuntimeError("no")]), prepare_context(TWO, XID))
     assert (verdict.code, verdict.detail) == ("fw.a", f"{ref('gpu-0')} is also Unhealthy: gpu.xid.79")
 
 
 def test_stronger_failure_of_a_class_is_reported() -> None:
     errors = [
-        raised(while_(Operation.CONFIG, bad_json), NOWHERE),
+        raised_error(during_operation(Operation.CONFIG, bad_json), NOWHERE),
         BadConfigError("3 of 2", code="fpga.banks"),
     ]
     assert classify(BaseExceptionGroup("", errors), PrepareContext(ONE)).code == "fpga.banks"
@@ -547,13 +555,13 @@ async def test_members_of_a_group_are_classified_one_by_one() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
-    async def both() -> None:
+    async def run_both() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail, TransientError("busy"))
             nursery.start_soon(fail, BadConfigError("3 of 2"))
 
     with pytest.raises(ExceptionGroup) as caught:
-        await both()
+        await run_both()
     assert classify(caught.value, PrepareContext(ONE)).summary == "3 of 2"
 
 
@@ -593,7 +601,7 @@ def test_chain_of_handled_exceptions_is_bounded() -> None:
     assert len(extract_evidence_chains(first)[0]) <= CHAIN_LENGTH_MAX + 1
 
 
-# --- what a verdict holds ----------------------------------------------------------------------------------
+# --- content of a verdict ----------------------------------------------------------------------------------
 
 
 def test_verdict_names_claim_requests_and_devices() -> None:
@@ -650,12 +658,12 @@ def test_text_that_quotes_the_user_touches_no_device() -> None:
     verdict = classify(ValueError("unknown mode 'driver/library version mismatch'"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.code) == (T, "gpu.driver.mismatch")
     assert (verdict.health, verdict.taint) == (None, None)
-    proven = classify(raised(nvml(18), NOWHERE), PrepareContext(ONE))
+    proven = classify(raised_error(nvml(18), NOWHERE), PrepareContext(ONE))
     assert (proven.health, proven.taint) == (Health.UNKNOWN, FaultTaint(Effect.NO_SCHEDULE))
 
 
 def test_claim_without_devices_is_classified() -> None:
-    verdict = classify(raised(nvml(15), NOWHERE), PrepareContext(claim_of()))
+    verdict = classify(raised_error(nvml(15), NOWHERE), PrepareContext(claim_of()))
     assert (verdict.error_class, verdict.devices, verdict.requests) == (T, (), ())
 
 
@@ -697,11 +705,11 @@ EACH = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from prepare_cases import CASES, SLOW, TWO, PrepareContext, health_of, holding, raised
+from prepare_cases import CASES, SLOW, TWO, PrepareContext, health_of, prepare_context, raised_error
 from agent.prepare.classify import classify
 from agent.prepare.kubelet_message import kubelet_texts
-errors = [raised(case.act, Path("/nonexistent")) for case in CASES if case.act not in SLOW]
-for context in (PrepareContext(TWO), holding(TWO, health_of("gpu-1", "gpu.lost"), health_of("gpu-0", "fw.stuck"))):
+errors = [raised_error(case.act, Path("/nonexistent")) for case in CASES if case.act not in SLOW]
+for context in (PrepareContext(TWO), prepare_context(TWO, health_of("gpu-1", "gpu.lost"), health_of("gpu-0", "fw.stuck"))):
     verdicts = [classify(error, context) for error in (*errors, BaseExceptionGroup("", errors))]
     print(*kubelet_texts(verdicts), *(verdict.evidence for verdict in verdicts), sep="\\n")
 """  # noqa: E501
@@ -734,7 +742,7 @@ def test_foreign_strerror_text_is_normalized() -> None:
 
 @given(st.lists(st.sampled_from([*CASES]), min_size=1, max_size=4))
 def test_any_group_of_failures_reports_one_of_them(cases: list[Case]) -> None:
-    errors = [raised(case.act, NOWHERE) for case in cases if case.act not in SLOW]
+    errors = [raised_error(case.act, NOWHERE) for case in cases if case.act not in SLOW]
     codes = {classify(error, PrepareContext(TWO)).code for error in errors}
     assert not errors or classify(BaseExceptionGroup("", errors), PrepareContext(TWO)).code in codes
 
@@ -768,7 +776,7 @@ def test_full_or_read_only_filesystem_is_classified(tmp_path: Path, options: str
     assert (done.stdout.strip(), done.stderr) == (output, "")
 
 
-# --- what shows nothing leaves the word to the operator ----------------------------------------------------
+# --- patterns of the operator ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nvml", [999, 17])

@@ -29,11 +29,11 @@ def tracker() -> PrepareFailureTracker:
 def test_decorated_function_keeps_its_metadata():
     @classified(TRACKER)
     def prepare(claim: Claim, *, dry: bool = False) -> list[str]:
-        """Prepares."""
+        """Prepare."""
         return [claim.name, str(dry)]
 
     assert prepare(A, dry=True) == ["a", "True"]
-    assert (prepare.__name__, prepare.__doc__) == ("prepare", "Prepares.")
+    assert (prepare.__name__, prepare.__doc__) == ("prepare", "Prepare.")
     assert (
         str(inspect.signature(prepare))
         == "(claim: agent.model.claim.Claim, *, dry: bool = False) -> list[str]"

@@ -9,8 +9,8 @@ from agent.serve.dra_plugin.prepared_devices import ERROR_CLASS_NUMBERS, WireMod
 PERMANENT = {ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}
 
 
-def response(kind: "descriptor_pb2.FieldDescriptorProto.Type.ValueType", name: str):
-    """NodePrepareResourceResponse as KEP-5322 would have it: its error, and field 3."""
+def response_class(kind: "descriptor_pb2.FieldDescriptorProto.Type.ValueType", name: str):
+    """Return the message class NodePrepareResourceResponse of KEP-5322: with its error and field 3."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package=name, syntax="proto3")
     message = file.message_type.add(name="Response")
@@ -26,8 +26,8 @@ def response(kind: "descriptor_pb2.FieldDescriptorProto.Type.ValueType", name: s
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{name}.Response"))
 
 
-ENUM = response(descriptor_pb2.FieldDescriptorProto.TYPE_ENUM, "error_type")
-FLAG = response(descriptor_pb2.FieldDescriptorProto.TYPE_BOOL, "permanent_error")
+ENUM = response_class(descriptor_pb2.FieldDescriptorProto.TYPE_ENUM, "error_type")
+FLAG = response_class(descriptor_pb2.FieldDescriptorProto.TYPE_BOOL, "permanent_error")
 
 
 @pytest.mark.parametrize("error_class", ErrorClass)

@@ -60,8 +60,8 @@ from agent.prepare.extract_evidence import (
 )
 
 
-def only(error: BaseException, operation: Operation | None = None) -> tuple[Any, ...]:
-    """The evidence of what is one failure."""
+def single_chain(error: BaseException, operation: Operation | None = None) -> tuple[Any, ...]:
+    """Return the evidence of an error that is a single failure."""
     (chain,) = extract_evidence_chains(error, operation)
     return chain
 
@@ -120,46 +120,46 @@ def test_grpc_names_match_both_libraries() -> None:
 
 @pytest.mark.parametrize("code", sorted(NVML_NAMES.keys() - {0}))
 def test_nvml_exception_is_found_by_its_number(code: int) -> None:
-    assert only(pynvml.NVMLError(code)) == (NvmlCode(code),)
+    assert single_chain(pynvml.NVMLError(code)) == (NvmlCode(code),)
 
 
 @pytest.mark.parametrize("status", Status)
 def test_grpclib_exception_is_found_by_its_status(status: Status) -> None:
-    assert only(GRPCError(status, "text")) == (GrpcStatus(status.value, "text"),)
+    assert single_chain(GRPCError(status, "text")) == (GrpcStatus(status.value, "text"),)
 
 
 def test_grpcio_exception_is_found_by_its_status(tmp_path: Path) -> None:
     with grpc.insecure_channel(f"unix:{tmp_path}/none") as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/a.B/C")(b"", timeout=PATIENCE_S)
-    (evidence,) = only(caught.value)
+    (evidence,) = single_chain(caught.value)
     assert evidence.code == 14
 
 
 def test_api_server_reason_is_read_from_the_response() -> None:
     body = '{"kind": "Status", "reason": "Forbidden", "message": "may not", "code": 403}'
     expected = HttpStatus(403, "Forbidden", "may not", from_api_server=True)
-    assert only(ApiException(403, "phrase", body)) == (expected,)
-    assert only(HTTPStatusError(Response(403, body))) == (expected,)
+    assert single_chain(ApiException(403, "phrase", body)) == (expected,)
+    assert single_chain(HTTPStatusError(Response(403, body))) == (expected,)
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "{", b"\xff", 7, "x" * 100_000, '"text"', "", None])
 def test_invalid_response_has_no_reason(body: object) -> None:
-    assert only(ApiException(409, "Conflict", body)) == (
+    assert single_chain(ApiException(409, "Conflict", body)) == (
         HttpStatus(409, "Conflict", "", from_api_server=True),
     )
 
 
 def test_other_server_is_the_api_server_only_if_marked() -> None:
     error = HTTPStatusError(Response(403, "no", "Forbidden"))
-    (evidence,) = only(error)
+    (evidence,) = single_chain(error)
     assert (evidence.status, evidence.from_api_server) == (403, False)
-    (evidence,) = only(error, Operation.API)
+    (evidence,) = single_chain(error, Operation.API)
     assert (evidence.status, evidence.from_api_server) == (403, True)
 
 
 def test_urllib_error_is_an_http_status_not_an_errno() -> None:
     error = urllib.error.HTTPError("http://10.0.0.1", 503, "Service Unavailable", Message(), io.BytesIO())
-    (evidence,) = only(error)
+    (evidence,) = single_chain(error)
     assert (evidence.status, evidence.reason) == (503, "Service Unavailable")
     error.close()
 
@@ -168,16 +168,18 @@ def test_validation_errors_are_found_by_class_name() -> None:
     class ValidationError(ValueError):
         """Class name that several libraries use."""
 
-    assert only(ValidationError("pages: not an int")) == (
+    assert single_chain(ValidationError("pages: not an int")) == (
         DecodeFailure("ValidationError", "pages: not an int", None, rejected_by_type_check=True),
     )
 
 
 def test_driver_error_is_read_completely() -> None:
     error = BadConfigError("3 of 2", code="a.b", detail="more", requests=["r"], retry_after_s=5)
-    assert only(error) == (DriverReportedError(ErrorClass.BAD_CONFIG, "a.b", "3 of 2", "more", ("r",), 5),)
-    assert only(FailedDeviceError(ref("a"), "broken"))[0].device == ref("a")
-    assert only(PermanentError("no", scope=Scope.DRIVER))[0].scope is Scope.DRIVER
+    assert single_chain(error) == (
+        DriverReportedError(ErrorClass.BAD_CONFIG, "a.b", "3 of 2", "more", ("r",), 5),
+    )
+    assert single_chain(FailedDeviceError(ref("a"), "broken"))[0].device == ref("a")
+    assert single_chain(PermanentError("no", scope=Scope.DRIVER))[0].scope is Scope.DRIVER
 
 
 def test_driver_error_without_texts_keeps_its_class() -> None:
@@ -185,9 +187,9 @@ def test_driver_error_without_texts_keeps_its_class() -> None:
         def __init__(self) -> None:
             """Skip the initialization of the base class."""
 
-    (word,) = only(Forgetful())
+    (word,) = single_chain(Forgetful())
     assert (word.error_class, word.code, word.summary) == (ErrorClass.TRANSIENT, "driver.transient", "")
-    (word,) = only(BadConfigError(ValueError("3 of 2"), code=7, requests=[1]))  # type: ignore[arg-type, list-item]
+    (word,) = single_chain(BadConfigError(ValueError("3 of 2"), code=7, requests=[1]))  # type: ignore[arg-type, list-item]
     assert (word.summary, word.code, word.requests) == ("3 of 2", "7", ("1",))
 
 
@@ -200,10 +202,10 @@ def test_nvml_error_text_is_not_read() -> None:
         def __str__(self) -> str:
             raise AssertionError("asked")
 
-    assert only(NVMLError()) == (NvmlCode(15),)
+    assert single_chain(NVMLError()) == (NvmlCode(15),)
 
 
-# --- what was being done -----------------------------------------------------------------------------------
+# --- operations --------------------------------------------------------------------------------------------
 
 
 def test_innermost_mark_stays() -> None:
@@ -215,7 +217,7 @@ def test_innermost_mark_stays() -> None:
     ):
         raise error
     assert recorded_operation(error) == RecordedOperation(Operation.CDI, "/etc/cdi/a")
-    assert only(error) == (ErrnoEvidence(errno.ENOSPC, Operation.CDI, "/etc/cdi/a", "full"),)
+    assert single_chain(error) == (ErrnoEvidence(errno.ENOSPC, Operation.CDI, "/etc/cdi/a", "full"),)
 
 
 def test_only_passing_exceptions_are_marked() -> None:
@@ -248,19 +250,19 @@ def test_exception_without_attributes_passes_unmarked() -> None:
 )
 def test_path_determines_the_operation_without_a_mark(path: str, operation: Operation | None) -> None:
     error = OSError(errno.EIO, "no", path)
-    assert only(error)[0].operation is operation
-    assert only(error, Operation.API)[0].operation is (operation or Operation.API)
+    assert single_chain(error)[0].operation is operation
+    assert single_chain(error, Operation.API)[0].operation is (operation or Operation.API)
     with pytest.raises(OSError, match="no"), doing(Operation.STATE):
         raise error
-    assert only(error)[0].operation is Operation.STATE
+    assert single_chain(error)[0].operation is Operation.STATE
 
 
 def test_mark_applies_to_the_causes() -> None:
     """A wrapper that was raised in the block, from what was caught in the block."""
-    error = wrapped(RuntimeError("not kept"), OSError(errno.EROFS, "no"))
+    error = chain_errors(RuntimeError("not kept"), OSError(errno.EROFS, "no"))
     with pytest.raises(RuntimeError), doing(Operation.STATE):
         raise error
-    assert only(error) == (
+    assert single_chain(error) == (
         UnclassifiedException("RuntimeError", is_programming_error=False, text="not kept"),
         ErrnoEvidence(errno.EROFS, Operation.STATE, "", "no"),
     )
@@ -291,27 +293,27 @@ def test_only_value_errors_count_as_bad_parameters() -> None:
     ],
 )
 def test_oserror_without_errno_gets_the_errno_of_its_type(error: BaseException, number: int) -> None:
-    assert only(error)[0].number == number
+    assert single_chain(error)[0].number == number
 
 
 def test_oserror_with_text_only_has_no_errno() -> None:
-    assert only(OSError("cannot")) == (
+    assert single_chain(OSError("cannot")) == (
         UnclassifiedException("OSError", is_programming_error=False, text="cannot"),
     )
-    assert only(OSError("a", "b")) == (
+    assert single_chain(OSError("a", "b")) == (
         UnclassifiedException("OSError", is_programming_error=False, text="[Errno a] b"),
     )
 
 
 def test_timeout_exception_with_an_errno_is_classified_by_the_errno() -> None:
-    assert only(TimeoutError(errno.ETIMEDOUT, "timed out")) == (
+    assert single_chain(TimeoutError(errno.ETIMEDOUT, "timed out")) == (
         ErrnoEvidence(errno.ETIMEDOUT, None, "", "timed out"),
     )
-    assert only(TimeoutError()) == (OperationTimeout("TimeoutError"),)
+    assert single_chain(TimeoutError()) == (OperationTimeout("TimeoutError"),)
 
 
 def test_filename_of_bytes_is_decoded() -> None:
-    assert only(OSError(errno.EIO, "no", b"/dev/\xff0"))[0].path == "/dev/�0"
+    assert single_chain(OSError(errno.EIO, "no", b"/dev/\xff0"))[0].path == "/dev/�0"
 
 
 def test_subclass_of_a_builtin_error_is_no_bug() -> None:
@@ -341,7 +343,7 @@ def test_exception_with_broken_str_has_no_text() -> None:
         def code(self) -> int:
             raise RuntimeError("no code")
 
-    assert only(Mute()) == (UnclassifiedException("Mute", is_programming_error=False, text=""),)
+    assert single_chain(Mute()) == (UnclassifiedException("Mute", is_programming_error=False, text=""),)
 
 
 class Odd(NamedTuple):
@@ -356,20 +358,20 @@ def test_number_of_another_kind_is_ignored(status: object) -> None:
     error = Exception("a")
     error.status = status  # type: ignore[attr-defined]
     error.code = lambda: status  # type: ignore[attr-defined]
-    assert isinstance(only(error)[0], UnclassifiedException)
+    assert isinstance(single_chain(error)[0], UnclassifiedException)
 
 
 # --- several exceptions ------------------------------------------------------------------------------------
 
 
-def wrapped(error: BaseException, cause: BaseException) -> BaseException:
+def chain_errors(error: BaseException, cause: BaseException) -> BaseException:
     """Return the error as ``raise error from cause`` leaves it."""
     error.__cause__ = cause
     return error
 
 
 def test_cause_is_evidence_of_the_same_failure() -> None:
-    assert only(wrapped(RuntimeError("not written"), OSError(errno.ENOSPC, "full"))) == (
+    assert single_chain(chain_errors(RuntimeError("not written"), OSError(errno.ENOSPC, "full"))) == (
         UnclassifiedException("RuntimeError", is_programming_error=False, text="not written"),
         ErrnoEvidence(errno.ENOSPC, None, "", "full"),
     )
@@ -384,24 +386,24 @@ def test_context_is_marked_as_handled_before() -> None:
 
     with pytest.raises(RuntimeError) as caught:
         fail()
-    assert only(caught.value)[1] == EarlierException(
+    assert single_chain(caught.value)[1] == EarlierException(
         UnclassifiedException("KeyError", is_programming_error=True, text="'cache'")
     )
     caught.value.__suppress_context__ = True
-    assert len(only(caught.value)) == 1
+    assert len(single_chain(caught.value)) == 1
 
 
 async def test_group_has_one_failure_for_each_member() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
-    async def both() -> None:
+    async def run_both() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail, BadConfigError("a"))
             nursery.start_soon(fail, OSError(errno.EIO, "b"))
 
     with pytest.raises(BaseExceptionGroup) as caught:
-        await both()
+        await run_both()
     found = extract_evidence_chains(caught.value)
     assert {type(chain[0]) for chain in found} == {DriverReportedError, ErrnoEvidence}
 
@@ -420,7 +422,9 @@ def test_mark_of_a_group_applies_to_unmarked_members() -> None:
 
 
 def test_wrapper_of_a_group_is_evidence_of_each_member() -> None:
-    error = wrapped(TransientError("some failed"), ExceptionGroup("", [ValueError("a"), ValueError("b")]))
+    error = chain_errors(
+        TransientError("some failed"), ExceptionGroup("", [ValueError("a"), ValueError("b")])
+    )
     assert [(chain[0].code, chain[1].text) for chain in extract_evidence_chains(error)] == [
         ("driver.transient", "a"),
         ("driver.transient", "b"),
@@ -429,13 +433,13 @@ def test_wrapper_of_a_group_is_evidence_of_each_member() -> None:
 
 def test_cycles_long_chains_and_deep_groups_are_bounded() -> None:
     circle = ValueError("a")
-    wrapped(circle, wrapped(RuntimeError("b"), circle))
-    assert len(only(circle)) == 2
+    chain_errors(circle, chain_errors(RuntimeError("b"), circle))
+    assert len(single_chain(circle)) == 2
 
     chain: BaseException = ValueError("end")
     for _ in range(1000):
-        chain = wrapped(RuntimeError("link"), chain)
-    assert 0 < len(only(chain)) <= CHAIN_LENGTH_MAX + 2
+        chain = chain_errors(RuntimeError("link"), chain)
+    assert 0 < len(single_chain(chain)) <= CHAIN_LENGTH_MAX + 2
 
     deep: Exception = ValueError("a")
     for _ in range(1000):

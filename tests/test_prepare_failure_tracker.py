@@ -41,7 +41,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = NOW
         self.step_s = 0.0
-        """How far the wall clock was set forward [s]."""
+        """Step by which the wall clock was set forward [s]."""
 
     def __call__(self) -> float:
         return self.now + self.step_s
@@ -69,7 +69,7 @@ class DriverRuns:
         self.trackers.append(tracker)
         return tracker
 
-    def saved(self) -> dict[str, PrepareVerdict | None]:
+    def saved_verdicts(self) -> dict[str, PrepareVerdict | None]:
         """Return the verdicts in the file, by the claim's name."""
         book, problem = load_ledger(self.directory, DRIVER)
         assert problem == ""
@@ -127,12 +127,12 @@ def test_broken_device_is_saved_reported_delivered_and_tainted(driver):
     assert engine.seen == [engine.faults]
     (fault,) = engine.faults
     assert (fault.device, fault.code, fault.evidence) == (ref(), "fpga.dead", "no answer")
-    assert driver.saved() == {"a": verdict}
+    assert driver.saved_verdicts() == {"a": verdict}
 
 
 def test_failure_is_saved_before_the_call_returns(driver):
     verdict = fails(driver.open(), BadConfigError("no"))
-    assert driver.saved() == {"a": verdict}
+    assert driver.saved_verdicts() == {"a": verdict}
     assert driver.engine.events == []
 
 
@@ -155,7 +155,7 @@ def test_success_is_saved_soon_by_a_thread_that_ends(driver):
     tracker = driver.open()
     before = ledger_threads()
     tracker.record_success(A)
-    until(lambda: driver.saved() == {"a": None})
+    until(lambda: driver.saved_verdicts() == {"a": None})
     until(lambda: ledger_threads() <= before)
 
 
@@ -170,12 +170,15 @@ def test_close_saves_unsaved_changes(driver):
 def test_concurrent_failures_are_all_saved(driver):
     tracker = driver.open()
     claims = [claim(str(number)) for number in range(12)]
-    threads = [threading.Thread(target=fails, args=(tracker, BadConfigError("no"), one)) for one in claims]
+    threads = [
+        threading.Thread(target=fails, args=(tracker, BadConfigError("no"), found_claim))
+        for found_claim in claims
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(driver.saved()) == {claim.name for claim in claims}
+    assert set(driver.saved_verdicts()) == {claim.name for claim in claims}
 
 
 # --- answers -----------------------------------------------------------------------------------------------
@@ -264,36 +267,36 @@ def test_outcomes_are_sorted_newest_first(driver):
 # --- faults that the engine is about to find --------------------------------------------------------------
 
 
-def newer(tracker: PrepareFailureTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
+def classify_by_newer(tracker: PrepareFailureTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
     return tracker.classify_by_newer_health(of, tracker.classify(of, error), error)
 
 
 @pytest.mark.parametrize("error", [KeyError("bank"), TransientError("busy")])
 def test_fault_found_after_the_failure_is_its_cause(driver, error):
     driver.engine.newer = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
-    verdict = newer(driver.open(), error)
+    verdict = classify_by_newer(driver.open(), error)
     assert (verdict.error_class, verdict.code) == (ErrorClass.FAILED_DEVICE, "gpu.xid.79")
 
 
 def test_failure_of_healthy_devices_keeps_its_class(driver):
-    assert newer(driver.open(), KeyError("bank")).code == "driver.bug.key_error"
+    assert classify_by_newer(driver.open(), KeyError("bank")).code == "driver.bug.key_error"
     assert driver.engine.evaluated == [[ref()]]
 
 
 @pytest.mark.parametrize("error", [BadConfigError("no"), PermanentError("no"), DEAD])
 def test_failure_with_a_proven_cause_waits_for_no_evaluation(driver, error):
-    newer(driver.open(), error)
+    classify_by_newer(driver.open(), error)
     assert driver.engine.evaluated == []
 
 
 def test_claim_without_devices_waits_for_no_evaluation(driver):
-    newer(driver.open(), KeyError("bank"), Claim("team", "a", "uid-a"))
+    classify_by_newer(driver.open(), KeyError("bank"), Claim("team", "a", "uid-a"))
     assert driver.engine.evaluated == []
 
 
 def test_stopped_engine_is_not_waited_for(driver):
     driver.engine.is_up = False
-    newer(driver.open(), KeyError("bank"))
+    classify_by_newer(driver.open(), KeyError("bank"))
     assert driver.engine.evaluated == []
 
 
@@ -517,7 +520,7 @@ def test_unprepare_of_healthy_devices_fails_with_a_recorded_verdict(driver):
     tracker.record_success(A)
     verdict = tracker.unprepare_failed(A.ref, OSError(errno.EBUSY, "Device or resource busy"))
     assert verdict.error_class is ErrorClass.TRANSIENT
-    assert driver.saved() == {"a": verdict}
+    assert driver.saved_verdicts() == {"a": verdict}
     assert tracker.cached_failure(A) is None
 
 
@@ -556,7 +559,7 @@ def test_hung_disk_delays_only_the_first_failure(driver, caplog, monkeypatch):
     assert not tracker.close(0.05)
     hanging.close()
     assert tracker.close(PATIENCE_S)
-    assert set(driver.saved()) == {"a", "0", "1", "2", "3", "4"}
+    assert set(driver.saved_verdicts()) == {"a", "0", "1", "2", "3", "4"}
 
 
 def test_write_error_is_logged_once(driver, caplog):
@@ -583,7 +586,7 @@ def test_close_saves_what_could_not_be_written_before(driver):
     fails(tracker, BadConfigError("no"))
     driver.directory.unlink()
     assert tracker.close(PATIENCE_S)
-    assert set(driver.saved()) == {"a"}
+    assert set(driver.saved_verdicts()) == {"a"}
 
 
 def test_device_named_by_an_index_leaves_the_file_readable(driver):
@@ -669,7 +672,7 @@ def test_closed_tracker_still_saves_changes(driver):
     tracker = driver.open()
     assert tracker.close(PATIENCE_S)
     fails(tracker, BadConfigError("no"))
-    assert set(driver.saved()) == {"a"}
+    assert set(driver.saved_verdicts()) == {"a"}
 
 
 def test_traceback_of_an_unknown_failure_is_logged_once(driver, caplog):
@@ -680,7 +683,9 @@ def test_traceback_of_an_unknown_failure_is_logged_once(driver, caplog):
         except KeyError as error:
             tracker.record_failure_and_wait(of, tracker.classify(of, error), error)
     (record,) = [
-        one for one in caplog.records if one.levelname == "WARNING" and one.name.startswith("agent.driver.")
+        found_record
+        for found_record in caplog.records
+        if found_record.levelname == "WARNING" and found_record.name.startswith("agent.driver.")
     ]
     assert "code=driver.bug.key_error" in record.getMessage()
     assert record.exc_info[0] is KeyError

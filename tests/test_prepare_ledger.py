@@ -30,7 +30,7 @@ XID = verdict(ErrorClass.FAILED_DEVICE, "gpu.xid.79")
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
 
 
-def failed(of=A, failure=None, at=NOW, ledger=None, **more):
+def ledger_after_failure(of=A, failure=None, at=NOW, ledger=None, **more):
     """Return the ledger after a failure of a device that is Unhealthy already."""
     more = {"fingerprint": UNHEALTHY, "version": "1", "unhealthy": {ref()}} | more
     return prepare_ledger.with_failure(
@@ -49,24 +49,24 @@ def failed(of=A, failure=None, at=NOW, ledger=None, **more):
 
 @pytest.mark.parametrize("kind", [ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT])
 def test_lasting_failure_is_answered_from_the_cache(kind):
-    ledger, failure = failed(failure=verdict(kind, "a.b"))
+    ledger, failure = ledger_after_failure(failure=verdict(kind, "a.b"))
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 30, "1") == failure
 
 
 @pytest.mark.parametrize("kind", [ErrorClass.TRANSIENT, ErrorClass.UNKNOWN])
 def test_transient_failure_is_never_cached(kind):
-    ledger, _ = failed(failure=replace(verdict(kind, "a.b"), sticky_s=600))
+    ledger, _ = ledger_after_failure(failure=replace(verdict(kind, "a.b"), sticky_s=600))
     assert cached_failure(ledger, A, UNHEALTHY, NOW, "1") is None
 
 
 @pytest.mark.parametrize("seconds", [599.9, 600, -0.1, -1e6])
 def test_cache_entry_expires_also_when_the_clock_is_set_back(seconds):
-    ledger, failure = failed(failure=verdict(ErrorClass.BAD_CONFIG))
+    ledger, failure = ledger_after_failure(failure=verdict(ErrorClass.BAD_CONFIG))
     assert cached_failure(ledger, A, "", NOW + seconds, "1") == (failure if 0 <= seconds < 600 else None)
 
 
 def test_changed_allocation_or_parameters_is_another_request():
-    ledger, failure = failed(failure=verdict(ErrorClass.BAD_CONFIG))
+    ledger, failure = ledger_after_failure(failure=verdict(ErrorClass.BAD_CONFIG))
     assert cached_failure(ledger, A, "", NOW, "1") == failure
     assert cached_failure(ledger, claim("a", mode="exclusive"), "", NOW, "1") is None
     assert cached_failure(ledger, claim("a", "gpu-1"), "", NOW, "1") is None
@@ -74,24 +74,24 @@ def test_changed_allocation_or_parameters_is_another_request():
 
 
 def test_new_driver_version_ignores_the_cache():
-    ledger, _ = failed(failure=verdict(ErrorClass.PERMANENT, "cdi.write"))
+    ledger, _ = ledger_after_failure(failure=verdict(ErrorClass.PERMANENT, "cdi.write"))
     assert cached_failure(ledger, A, "", NOW, "2") is None
 
 
 def test_failed_device_is_retried_when_its_health_changes():
-    ledger, failure = failed()
+    ledger, failure = ledger_after_failure()
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 3600, "1") == failure
     for known in (health(), health(("gpu.lost", Severity.UNHEALTHY)), None):
         assert cached_failure(ledger, A, health_fingerprint([known]), NOW, "1") is None
 
 
 def test_health_is_not_read_for_a_cached_bad_config():
-    ledger, failure = failed(failure=verdict(ErrorClass.BAD_CONFIG))
+    ledger, failure = ledger_after_failure(failure=verdict(ErrorClass.BAD_CONFIG))
     assert cached_failure(ledger, A, pytest.fail, NOW, "1") == failure
 
 
 def test_success_ends_the_cache_entry():
-    ledger, _ = failed()
+    ledger, _ = ledger_after_failure()
     ledger = prepare_ledger.with_success(ledger, A, UNHEALTHY, NOW + 1, "1")
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 2, "1") is None
     assert ledger.claims[A.uid].outcome.verdict is None
@@ -106,10 +106,12 @@ def test_failed_unprepare_never_answers_a_prepare():
 
 
 def test_health_fingerprint_is_stable_and_has_no_times():
-    one = health(("gpu.xid.79", Severity.UNHEALTHY), ("gpu.heat", Severity.INFO))
-    later = one._replace(since=replace(one.since, mono_ns=9), verified=replace(one.verified, wall_s=NOW + 5))
-    assert health_fingerprint([one, None, health()]) == "unhealthy:gpu.xid.79 ? healthy"
-    assert health_fingerprint([later, None, health()]) == health_fingerprint([one, None, health()])
+    sick = health(("gpu.xid.79", Severity.UNHEALTHY), ("gpu.heat", Severity.INFO))
+    later = sick._replace(
+        since=replace(sick.since, mono_ns=9), verified=replace(sick.verified, wall_s=NOW + 5)
+    )
+    assert health_fingerprint([sick, None, health()]) == "unhealthy:gpu.xid.79 ? healthy"
+    assert health_fingerprint([later, None, health()]) == health_fingerprint([sick, None, health()])
 
 
 def test_health_fingerprint_of_many_devices_is_short_and_distinct():
@@ -122,9 +124,9 @@ def test_health_fingerprint_of_many_devices_is_short_and_distinct():
 
 
 def test_same_failure_is_counted_and_keeps_its_first_time():
-    ledger, _ = failed()
-    ledger, _ = failed(ledger=ledger, at=NOW + 60)
-    _, third = failed(ledger=ledger, at=NOW + 120)
+    ledger, _ = ledger_after_failure()
+    ledger, _ = ledger_after_failure(ledger=ledger, at=NOW + 60)
+    _, third = ledger_after_failure(ledger=ledger, at=NOW + 120)
     assert (third.count, third.first_wall_s, third.last_wall_s) == (3, NOW, NOW + 120)
 
 
@@ -138,8 +140,8 @@ def test_same_failure_is_counted_and_keeps_its_first_time():
     ids=["other code", "other class", "other parameters"],
 )
 def test_different_failure_starts_a_new_count(of, failure):
-    ledger, _ = failed()
-    _, now = failed(of, failure, NOW + 60, ledger)
+    ledger, _ = ledger_after_failure()
+    _, now = ledger_after_failure(of, failure, NOW + 60, ledger)
     assert (now.count, now.first_wall_s) == (1, NOW + 60)
 
 
@@ -196,7 +198,7 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
         assert cached.error_class in prepare_ledger.CACHED_CLASSES
 
 
-# --- bounds ------------------------------------------------------------------------------------------------
+# --- limits ------------------------------------------------------------------------------------------------
 
 
 def test_oldest_claim_is_dropped_beyond_the_limit():
@@ -211,14 +213,16 @@ def test_changing_codes_do_not_grow_the_ledger():
     ledger = PrepareLedger()
     for number in range(FAULTS_MAX + 5):
         failure = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{number}")
-        ledger, _ = failed(failure=failure, at=NOW + number / 1000, ledger=ledger, unhealthy=set())
+        ledger, _ = ledger_after_failure(
+            failure=failure, at=NOW + number / 1000, ledger=ledger, unhealthy=set()
+        )
     assert len(ledger.driver_faults.faults) == FAULTS_MAX
     assert ledger.driver_faults.faults[-1].code == f"fpga.{FAULTS_MAX + 4}"
 
 
 def test_texts_of_a_verdict_are_cut():
     long = replace(XID, summary="x" * 10_000, detail="y" * 10_000, evidence=("z" * 10_000,) * 100)
-    ledger, failure = failed(failure=long)
+    ledger, failure = ledger_after_failure(failure=long)
     kept = ledger.claims[A.uid].outcome.verdict
     assert kept == failure
     assert (len(kept.summary), len(kept.detail)) == (2000, 2000)
@@ -226,7 +230,7 @@ def test_texts_of_a_verdict_are_cut():
 
 
 def test_unprepared_claim_is_kept_for_a_day():
-    ledger, failure = failed()
+    ledger, failure = ledger_after_failure()
     ledger = prepare_ledger.with_unprepare(ledger, A.ref, NOW + 10)
     kept = prepare_ledger.expire_entries(ledger, NOW + UNPREPARED_KEPT_S).claims[A.uid]
     assert (kept.outcome.verdict, kept.unprepared_wall_s) == (failure, NOW + 10)
@@ -247,7 +251,9 @@ def test_devices_of_a_claim_are_known_at_unprepare():
 
 
 def with_fault(failure=STUCK, at=NOW, ledger=None, unhealthy=()) -> PrepareLedger:
-    return failed(failure=failure, at=at, ledger=ledger, fingerprint="healthy", unhealthy=unhealthy)[0]
+    return ledger_after_failure(
+        failure=failure, at=at, ledger=ledger, fingerprint="healthy", unhealthy=unhealthy
+    )[0]
 
 
 def test_fault_of_a_healthy_device_is_recorded_once():
@@ -346,7 +352,7 @@ def test_expired_faults_are_dropped_first_beyond_the_limit():
     for number in range(FAULTS_MAX):
         other = claim("b", f"gpu-{number + 1}")
         failure = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other)
-        ledger, _ = failed(other, failure, NOW + 1, ledger, unhealthy=set())
+        ledger, _ = ledger_after_failure(other, failure, NOW + 1, ledger, unhealthy=set())
         ledger = prepare_ledger.with_success(ledger, other, "", NOW + 1)
     assert len(ledger.driver_faults.faults) == FAULTS_MAX
     assert ledger.driver_faults.faults[0].code == "fpga.old"
@@ -382,8 +388,10 @@ def test_second_clear_does_not_extend_an_expired_fault():
 
 def test_fault_of_another_device_does_not_change_the_fingerprint():
     other = claim("b", "gpu-1")
-    ledger, _ = failed(other, verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other), unhealthy=set())
-    ledger, failure = failed(ledger=ledger)
+    ledger, _ = ledger_after_failure(
+        other, verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other), unhealthy=set()
+    )
+    ledger, failure = ledger_after_failure(ledger=ledger)
     ledger = prepare_ledger.with_success(ledger, claim("c", "gpu-1"), "", NOW + 5)
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 6, "1") == failure
 
@@ -392,14 +400,14 @@ def test_unhealthy_device_keeps_the_long_cache_time():
     both = claim("a", "gpu-0", "gpu-1")
     failure = replace(XID, devices=(ref("gpu-0"), ref("gpu-1")))
     for unhealthy, sticky_s in (({ref("gpu-0")}, 86_400), (set(), DRIVER_FAULT_CACHE_S)):
-        assert failed(both, failure, unhealthy=unhealthy)[1].sticky_s == sticky_s
+        assert ledger_after_failure(both, failure, unhealthy=unhealthy)[1].sticky_s == sticky_s
 
 
 # --- two instances -----------------------------------------------------------------------------------------
 
 
 def test_merge_keeps_the_newest_entry_of_each_claim():
-    mine, _ = failed(at=NOW + 10)
+    mine, _ = ledger_after_failure(at=NOW + 10)
     theirs = prepare_ledger.with_success(
         prepare_ledger.with_success(PrepareLedger(), A, "", NOW + 5), claim("b"), "", NOW
     )
@@ -409,7 +417,7 @@ def test_merge_keeps_the_newest_entry_of_each_claim():
 
 
 def test_entry_from_the_future_yields_to_a_current_one():
-    theirs, _ = failed(at=NOW + 1e8)
+    theirs, _ = ledger_after_failure(at=NOW + 1e8)
     mine = prepare_ledger.with_success(PrepareLedger(), A, "", NOW)
     assert prepare_ledger.merge_ledgers(mine, theirs, NOW + 1).claims == mine.claims
 

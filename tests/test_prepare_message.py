@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prepare_cases import ONE, TWO, claim_of, health_of, holding, ref
+from prepare_cases import ONE, TWO, claim_of, health_of, prepare_context, ref
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict, Scope
@@ -31,7 +31,7 @@ def verdict_of(
 
 def test_text_matches_the_documented_format() -> None:
     verdict = classify_unhealthy_devices(
-        holding(ONE, health_of("gpu-0", "gpu.xid.79", "GPU fell off the bus"))
+        prepare_context(ONE, health_of("gpu-0", "gpu.xid.79", "GPU fell off the bus"))
     )
     assert verdict is not None
     other = classify(
@@ -105,12 +105,12 @@ def test_order_of_maps_does_not_change_the_text(claims: list[str], devices: list
     )
 
 
-def elsewhere(*failures: tuple[str, str]) -> list[OtherDriverFailure]:
+def failures_elsewhere(*failures: tuple[str, str]) -> list[OtherDriverFailure]:
     return [OtherDriverFailure(driver, verdict_of(claim)) for driver, claim in failures]
 
 
 def test_failures_at_other_drivers_follow_those_of_the_call() -> None:
-    others = elsewhere(("nic.example.com", "claim-n"), ("cpu.example.com", "claim-c"))
+    others = failures_elsewhere(("nic.example.com", "claim-n"), ("cpu.example.com", "claim-c"))
     first, second = kubelet_texts(
         [verdict_of("claim-a"), verdict_of("claim-b")],
         lambda claim: others if claim.name == "claim-a" else [],
@@ -131,7 +131,7 @@ def test_many_failures_at_other_drivers_leave_room_for_the_summary() -> None:
                 requests=("r" * 63, "q" * 63))
         for number in range(3)
     ]  # fmt: skip
-    others = elsewhere(*(("x" * 63, f"{'n' * 250}{number}") for number in range(9)))
+    others = failures_elsewhere(*(("x" * 63, f"{'n' * 250}{number}") for number in range(9)))
     for line in kubelet_texts(verdicts, lambda _: others):
         assert len(line.encode()) <= MAX_MESSAGE_BYTES
         assert "] " + "s" * 90 in line
@@ -182,14 +182,14 @@ def test_several_broken_devices_are_counted_among_those_of_their_request() -> No
     devices = (*(ClaimDevice("gpus", *ref(f"gpu-{number}")) for number in range(8)),)
     claim = Claim("ns", "claim-a", "uid-a", devices=(*devices, ClaimDevice("nic", *ref("nic-0"))))
     broken = [health_of(name, "gpu.xid.79", "fell off the bus") for name in ("gpu-1", "gpu-6")]
-    verdict = classify_unhealthy_devices(holding(claim, *broken))
+    verdict = classify_unhealthy_devices(prepare_context(claim, *broken))
     assert verdict is not None
     text = " request=gpus retry=after-repair] fell off the bus; 2 of 8 devices are Unhealthy, their taints"
     assert text in kubelet_text(verdict)
     assert "; 2 devices are Unhealthy, " in kubelet_text(replace(verdict, request_devices=0))
-    one = classify_unhealthy_devices(holding(claim, broken[0]))
-    assert one is not None
-    assert "; the device is Unhealthy, its taint is offered." in kubelet_text(one)
+    device = classify_unhealthy_devices(prepare_context(claim, broken[0]))
+    assert device is not None
+    assert "; the device is Unhealthy, its taint is offered." in kubelet_text(device)
 
 
 def test_detail_is_cut_before_the_summary() -> None:

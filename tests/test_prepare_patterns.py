@@ -69,8 +69,8 @@ def test_variable_text_is_masked(text: str, masked: str) -> None:
 
 
 def test_every_mask_has_a_sample() -> None:
-    assert {one.pattern for one in TEXT_MASKS} == {
-        one.pattern for one in TEXT_MASKS for text, _ in MASKED if one.pattern.search(text)
+    assert {mask.pattern for mask in TEXT_MASKS} == {
+        mask.pattern for mask in TEXT_MASKS for text, _ in MASKED if mask.pattern.search(text)
     }
 
 

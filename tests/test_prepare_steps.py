@@ -58,7 +58,7 @@ def tracker(clock: ManualClock) -> PrepareFailureTracker:
 
 
 def play(tracker: PrepareFailureTracker, clock: ManualClock, *answers: object) -> tuple[object, list[float]]:
-    """Runs a prepare whose handler gives these answers, the last for ever.
+    """Run a prepare whose handler gives these answers; it repeats the last answer.
 
     Returns:
         The result or the error, and the pauses that were made.
@@ -85,7 +85,7 @@ def play(tracker: PrepareFailureTracker, clock: ManualClock, *answers: object) -
         return error, pauses
 
 
-# --- what is tried -----------------------------------------------------------------------------------------
+# --- errors that are retried -------------------------------------------------------------------------------
 
 
 def test_result_of_the_handler_is_returned_and_recorded(tracker, clock):
@@ -200,11 +200,11 @@ def test_pause_is_fully_random():
 # --- the three kinds of callers ----------------------------------------------------------------------------
 
 
-def in_plain(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
+def run_without_loop(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
     return run_blocking(prepare_steps(tracker, A), handler)
 
 
-def in_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=run_asyncio) -> object:
+def run_in_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=run_asyncio) -> object:
     async def call() -> object:
         await asyncio.sleep(0)
         return handler()
@@ -212,7 +212,7 @@ def in_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object], ru
     return asyncio.run(run(prepare_steps(tracker, A), call))
 
 
-def in_trio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=run_trio) -> object:
+def run_in_trio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=run_trio) -> object:
     async def call() -> object:
         await trio.lowlevel.checkpoint()
         return handler()
@@ -220,15 +220,17 @@ def in_trio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=r
     return trio.run(run, prepare_steps(tracker, A), call)
 
 
-def in_some_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
-    return in_asyncio(tracker, handler, run_async)
+def run_detected_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
+    return run_in_asyncio(tracker, handler, run_async)
 
 
-def in_some_trio(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
-    return in_trio(tracker, handler, run_async)
+def run_detected_trio(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
+    return run_in_trio(tracker, handler, run_async)
 
 
-PROGRAMS = pytest.mark.parametrize("program", [in_plain, in_asyncio, in_trio, in_some_asyncio, in_some_trio])
+PROGRAMS = pytest.mark.parametrize(
+    "program", [run_without_loop, run_in_asyncio, run_in_trio, run_detected_asyncio, run_detected_trio]
+)
 
 
 @pytest.fixture

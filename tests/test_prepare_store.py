@@ -46,7 +46,7 @@ FULL, _ = ledgers.with_failure(
 )
 
 
-def one(name: str, at: float = NOW) -> PrepareLedger:
+def ledger_with(name: str, at: float = NOW) -> PrepareLedger:
     """Return a ledger with one prepared claim."""
     return ledgers.with_success(PrepareLedger(), claim(name), "healthy", at, "1")
 
@@ -117,7 +117,7 @@ faults = st.builds(
 )
 def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
     ledger = PrepareLedger(
-        {one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100)
+        {entry.outcome.claim.uid: entry for entry in entries}, DriverFaults(tuple(reported), 100)
     )
     found = decode_ledger(encode_ledger(LedgerFileContent(driver, version, ledger)))
     assert found == LedgerFileContent(driver, version, ledger)
@@ -169,7 +169,7 @@ def test_oversized_ledger_drops_its_oldest_claims():
 # --- unusable files -----------------------------------------------------------------------------
 
 
-def changed(**top: object) -> bytes:
+def changed_ledger(**top: object) -> bytes:
     return json.dumps(json.loads(encode_ledger(LedgerFileContent(DRIVER, "1", FULL))) | top).encode()
 
 
@@ -182,7 +182,7 @@ def with_first(key: str, **fields: object) -> bytes:
 @pytest.mark.parametrize("key", ["outcomes", "told"])
 def test_field_of_a_later_release_is_ignored(key: str) -> None:
     known = decode_ledger(encode_ledger(LedgerFileContent(DRIVER, "1", FULL)))
-    assert decode_ledger(changed(later=1)) == known
+    assert decode_ledger(changed_ledger(later=1)) == known
     assert decode_ledger(with_first(key, later=[1])) == known
 
 
@@ -192,18 +192,18 @@ def test_field_of_a_later_release_is_ignored(key: str) -> None:
         (b"", "state file cannot be parsed: input data was truncated"),
         (b"[]", "state file cannot be parsed: expected `object`, got `array`"),
         (b'{"version": 1}', "state file cannot be parsed: object missing required field `driver`"),
-        (changed(version=0), "state file has the unknown format version 0"),
+        (changed_ledger(version=0), "state file has the unknown format version 0"),
         (
-            changed(driver="cpu.example.com"),
+            changed_ledger(driver="cpu.example.com"),
             "prepare ledger belongs to driver 'cpu.example.com', not to 'gpu.example.com'",
         ),
         (
-            changed(next_number=1),
+            changed_ledger(next_number=1),
             "prepare ledger has 1 driver faults with the numbers [1]: not unique, or not below the next "
             "number 1",
         ),
         (
-            changed(
+            changed_ledger(
                 outcomes=[json.loads(encode_ledger(LedgerFileContent(DRIVER, "1", FULL)))["outcomes"][0]] * 2
             ),
             "prepare ledger has 2 results of only 1 different claims",
@@ -239,7 +239,7 @@ def test_corrupt_file_is_set_aside_with_reason(tmp_path, data, reason):
 
 
 def test_file_of_later_version_is_set_aside_as_newer(tmp_path):
-    (tmp_path / LEDGER_FILE).write_bytes(changed(version=2))
+    (tmp_path / LEDGER_FILE).write_bytes(changed_ledger(version=2))
     assert load_ledger(tmp_path, DRIVER)[1].endswith("; renamed to prepares.json.newer-1")
 
 
@@ -274,7 +274,7 @@ def test_ledger_that_cannot_be_read_is_not_replaced_by_a_save(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr("agent.store.state_files.read_bounded", read)
         with pytest.raises(StateWriteError, match=os.strerror(number)) as caught:
-            keep(tmp_path, one("a"))
+            keep(tmp_path, ledger_with("a"))
     assert caught.value.errno == number
     assert (tmp_path / LEDGER_FILE).read_bytes() == before
     assert not list(tmp_path.glob("prepares.json.*"))
@@ -284,8 +284,8 @@ def test_ledger_that_cannot_be_read_is_not_replaced_by_a_save(tmp_path, monkeypa
 
 
 def test_entries_of_another_instance_are_merged(tmp_path):
-    keep(tmp_path, one("a"))
-    assert set(keep(tmp_path, one("b")).claims) == {"uid-a", "uid-b"}
+    keep(tmp_path, ledger_with("a"))
+    assert set(keep(tmp_path, ledger_with("b")).claims) == {"uid-a", "uid-b"}
     assert set(load_ledger(tmp_path, DRIVER)[0].claims) == {"uid-a", "uid-b"}
 
 
@@ -346,7 +346,7 @@ def test_instance_killed_during_save_leaves_complete_file_and_no_lock(tmp_path, 
 
 
 @pytest.fixture
-def locked(tmp_path: Path):
+def forbidden_directory(tmp_path: Path):
     """Directory that this user may not access, even if root runs the tests."""
     directory = tmp_path / "state"
     keep(directory)
@@ -360,10 +360,10 @@ def locked(tmp_path: Path):
     assert load_ledger(directory, DRIVER) == (FULL, "")
 
 
-def test_unwritable_directory_is_named_and_file_stays(locked):
+def test_unwritable_directory_is_named_and_file_stays(forbidden_directory):
     with pytest.raises(StateWriteError, match="could not be written: Permission denied") as caught:
-        keep(locked, one("c"))
-    assert (caught.value.path, caught.value.errno) == (locked / LEDGER_FILE, errno.EACCES)
+        keep(forbidden_directory, ledger_with("c"))
+    assert (caught.value.path, caught.value.errno) == (forbidden_directory / LEDGER_FILE, errno.EACCES)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from prepare_cases import CASES, Case, raised
+from prepare_cases import CASES, Case, raised_error
 
 from agent.model.health import Effect, Health
 from agent.model.prepare import ErrorClass, Operation, Scope
@@ -30,7 +30,7 @@ from agent.prepare.failure_kinds import (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
 def test_exception_of_a_driver_reaches_its_row(case: Case, tmp_path: Path) -> None:
-    verdict = classify(raised(case.act, tmp_path), PrepareContext(case.claim))
+    verdict = classify(raised_error(case.act, tmp_path), PrepareContext(case.claim))
     row = failure_kind(case.code, case.error_class)
     assert (verdict.code, verdict.error_class) == (case.code, case.error_class)
     assert (verdict.scope, verdict.health, verdict.sticky_s) == (row.scope, row.health, row.cached_s)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from agents import short_tmp
-from http_agents import full_agent, serving
+from http_agents import full_agent, serve_app
 from prometheus import Prometheus, need
 from test_docs_site import listed_pages
 from wire.serving import device, unhealthy
@@ -112,7 +112,11 @@ def test_dashboard_shows_the_first_event_of_a_series_that_begins_with_it(short_t
     rows = {f"{name}{{{labels}}}": "_x20 1+0x20", f"drahealth_build_info{{{labels}}}": "1+0x40"}
     events = {"19m": [], "20m": [1], "30m": [0]}
     cases = [
-        {"expr": query, "eval_time": time, "exp_samples": [{"labels": "{}", "value": one} for one in values]}
+        {
+            "expr": query,
+            "eval_time": time,
+            "exp_samples": [{"labels": "{}", "value": item} for item in values],
+        }
         for time, values in events.items()
     ]
     promtool_test(short_tmp, rows, cases)
@@ -143,9 +147,9 @@ def test_timeline_of_devices_names_states_and_separates_pools(short_tmp: Path) -
     rows, wanted = {}, []
     for number, state in enumerate(("healthy", "degraded", "unknown", "unhealthy")):
         assert mapping["options"][str(number)]["text"] == state.title()
-        for one in ("healthy", "degraded", "unknown", "unhealthy"):
-            labels = f'driver="d",pool="{state}",device="gpu-0",instance="a:1",{health}="{one}"'
-            rows[f"{health}{{{labels}}}"] = f"{int(one == state)}+0x10"
+        for state_name in ("healthy", "degraded", "unknown", "unhealthy"):
+            labels = f'driver="d",pool="{state}",device="gpu-0",instance="a:1",{health}="{state_name}"'
+            rows[f"{health}{{{labels}}}"] = f"{int(state_name == state)}+0x10"
         labels = f'{{driver="d",pool="{state}",device="gpu-0"}}'
         wanted.append({"labels": labels, "value": number})
     case = {"expr": target["expr"].replace("$instance", "a:1"), "eval_time": "5m", "exp_samples": wanted}
@@ -176,7 +180,7 @@ def test_every_query_of_the_dashboards_returns_series(short_tmp: Path) -> None:
     fake = full_agent()
     shown = fake.view.report()
     assert shown is not None
-    with serving(create_app(fake.view, clock=read_clocks)) as server:
+    with serve_app(create_app(fake.view, clock=read_clocks)) as server:
         host, port = server.addresses[0]
         target = f"{host}:{port}"
         with Prometheus(short_tmp, [target], rule_files=[fast, PROMETHEUS / "alerts.yml"]) as prometheus:
@@ -186,8 +190,8 @@ def test_every_query_of_the_dashboards_returns_series(short_tmp: Path) -> None:
                     if "losses" not in query:
                         query = query.replace("$instance", target).replace("$__rate_interval", "1m")
                         prometheus.wait_for(query)
-            for one in (device("flaps"), unhealthy("flaps"), device("flaps"), unhealthy("flaps")):
-                fake.publish(replace(shown, devices=(*shown.devices, one)))
+            for devices in (device("flaps"), unhealthy("flaps"), device("flaps"), unhealthy("flaps")):
+                fake.publish(replace(shown, devices=(*shown.devices, devices)))
                 prometheus.wait_for(f"drahealth_reports_total == {fake.view.latest.peek()[0]}")
             prometheus.wait_for("sort_desc(drahealth:device_losses:increase1h)")
             found = prometheus.get("/api/v1/rules")["groups"]

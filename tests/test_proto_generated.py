@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from wire.google import FILES, described
+from wire.google import FILES, load_descriptors
 from wire.plugin import DRA, REGISTRATION
 
 from agent.serve.grpc import generate
@@ -63,7 +63,7 @@ def test_every_proto_file_is_generated() -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
 def test_health_api_equals_that_of_the_kubelet(version: str) -> None:
-    file = described()[version]
+    file = load_descriptors()[version]
     assert file.package == version
     assert fields(file.message_types_by_name["NodeWatchResourcesRequest"]) == {}
     response = file.message_types_by_name["NodeWatchResourcesResponse"]
@@ -87,7 +87,7 @@ def test_generated_health_servers_have_the_kubelets_paths() -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_plugin_api_equals_that_of_the_kubelet(version: str) -> None:
-    file = described()[f"{DRA}.{version}"]
+    file = load_descriptors()[f"{DRA}.{version}"]
     messages = file.message_types_by_name
     assert fields(messages["Claim"]) == {
         "namespace": (1, "string"),
@@ -123,7 +123,7 @@ def test_plugin_api_equals_that_of_the_kubelet(version: str) -> None:
 
 
 def test_registration_api_equals_that_of_the_kubelet() -> None:
-    file = described()["pluginregistration"]
+    file = load_descriptors()["pluginregistration"]
     messages = file.message_types_by_name
     assert fields(messages["PluginInfo"]) == {
         "type": (1, "string"),

@@ -175,9 +175,11 @@ VALUES = (
 def test_fields_with_a_default_are_given_by_name(name: str) -> None:
     """A field that a later version adds in the middle changes no program."""
     optional = [
-        one for one in fields(CLASSES[name]) if (one.default, one.default_factory) != (MISSING, MISSING)
+        field
+        for field in fields(CLASSES[name])
+        if (field.default, field.default_factory) != (MISSING, MISSING)
     ]
-    assert [one.name for one in optional if not one.kw_only] == (["part"] if name == "Device" else [])
+    assert [field.name for field in optional if not field.kw_only] == (["part"] if name == "Device" else [])
 
 
 def test_empty_path_is_refused_with_the_name_of_the_argument() -> None:

@@ -43,7 +43,7 @@ def seconds(window: RateWindow) -> list[float]:
     return [point.t_ns / NS for point in window]
 
 
-# --- what a growth counts ---------------------------------------------------------------------------------
+# --- growth of a counter ----------------------------------------------------------------------------------
 
 
 def test_events_before_the_first_reading_are_no_growth() -> None:
@@ -91,7 +91,7 @@ def test_window_may_end_after_the_newest_point() -> None:
     assert grown_since(window, 131 * NS) == 0
 
 
-# --- what restarts the window -----------------------------------------------------------------------------
+# --- restart of the window --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reset", [0, 3, 99])
@@ -165,7 +165,7 @@ def test_fact_dropped_and_returned_counts_from_its_first_line() -> None:
     assert grown_since(next_line_window(before, fact(20, 105), 110 * NS, WINDOW_S * NS), 50 * NS) == 20
 
 
-# --- what is kept -----------------------------------------------------------------------------------------
+# --- readings in the window -------------------------------------------------------------------------------
 
 
 def test_repeated_reading_is_one_point() -> None:

@@ -15,7 +15,7 @@ from agent.system.files import FileContent, ReadError, read_bounded
 LIMIT = 100
 
 
-def unread(path: Path) -> ReadError:
+def read_error(path: Path) -> ReadError:
     with pytest.raises(ReadError) as caught:
         read_bounded(path, LIMIT)
     assert str(caught.value) == f"{path}: {caught.value.reason}"
@@ -32,11 +32,11 @@ def test_file_at_size_limit_is_read_with_its_time(tmp_path: Path) -> None:
 
 def test_file_above_size_limit_is_refused_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * (LIMIT + 1))
-    assert unread(tmp_path / "file").reason == "file is 101 bytes, limit 100"
+    assert read_error(tmp_path / "file").reason == "file is 101 bytes, limit 100"
 
 
 def test_file_without_reported_size_has_the_limit_too() -> None:
-    assert unread(Path("/proc/self/maps")).reason == "file is 101 bytes, limit 100"
+    assert read_error(Path("/proc/self/maps")).reason == "file is 101 bytes, limit 100"
 
 
 def test_pseudo_file_without_data_now_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_pseudo_file_without_data_now_is_empty(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["gone", "file/below"])
 def test_absent_file_is_absent(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    assert unread(tmp_path / name).absence is Absence.ABSENT
+    assert read_error(tmp_path / name).absence is Absence.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_absent_file_is_absent(tmp_path: Path, name: str) -> None:
 )
 def test_path_that_is_no_file_is_unreadable(tmp_path: Path, make, reason: str, number: int) -> None:
     make(tmp_path / "it")
-    error = unread(tmp_path / "it")
+    error = read_error(tmp_path / "it")
     assert (error.absence, error.reason, error.errno) == (Absence.UNREADABLE, reason, number)
     assert not error.is_forbidden
 
@@ -107,7 +107,7 @@ def test_directory_is_no_input(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[Path]:
+def forbidden_path(tmp_path: Path) -> Iterator[Path]:
     """Path that this user may not read, even if root runs the tests."""
     path = tmp_path / "file"
     path.touch(mode=0)
@@ -118,6 +118,6 @@ def locked(tmp_path: Path) -> Iterator[Path]:
     os.seteuid(before)
 
 
-def test_file_of_another_user_is_forbidden(locked: Path) -> None:
-    error = unread(locked)
+def test_file_of_another_user_is_forbidden(forbidden_path: Path) -> None:
+    error = read_error(forbidden_path)
     assert (error.absence, error.errno, error.is_forbidden) == (Absence.UNREADABLE, errno.EACCES, True)

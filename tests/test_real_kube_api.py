@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKubeApi]:
 
 def driver_rules() -> list[Mapping[str, Any]]:
     """Return the rules of the example's role."""
-    (role,) = (one for one in yaml.safe_load_all(DEPLOYED.read_text()) if one["kind"] == "ClusterRole")
+    (role,) = (obj for obj in yaml.safe_load_all(DEPLOYED.read_text()) if obj["kind"] == "ClusterRole")
     rules: list[Mapping[str, Any]] = role["rules"]
     return rules
 
@@ -96,7 +96,11 @@ def taints_of(*names: str) -> drahealth.Taints:
 
 def taint_effects_by_device(server: RealKubeApi) -> dict[str, list[str]]:
     devices = [device for obj in slices(server) for device in obj["spec"]["devices"]]
-    return {one["name"]: [taint["effect"] for taint in one["taints"]] for one in devices if one.get("taints")}
+    return {
+        condition["name"]: [taint["effect"] for taint in condition["taints"]]
+        for condition in devices
+        if condition.get("taints")
+    }
 
 
 def versions(server: RealKubeApi) -> list[str]:
@@ -368,7 +372,8 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
 
     admin = server.admin
     conditions = {
-        one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+        condition["type"]: condition
+        for condition in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
     }
     found = conditions["DRADevicesHealthy"]
     assert (found["status"], found["reason"]) == ("False", "DevicesUnhealthy")
@@ -384,13 +389,19 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     run_steps(successor, clock, 2)
     (adopted,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
     assert adopted["metadata"]["generation"] == rule["metadata"]["generation"]
-    after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
+    after = {
+        condition["type"]: condition
+        for condition in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+    }
     assert after["DRADevicesHealthy"] == found
 
     successor.handle_report(report(broken._replace(health=Health.HEALTHY, severity=Severity.OK, causes=())))
     run_steps(successor, clock, 60)
     assert successor.status.error == ""
-    after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
+    after = {
+        condition["type"]: condition
+        for condition in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+    }
     assert after["DRADevicesHealthy"]["status"] == "True"
     assert admin.list_objects(admin.dra_path("devicetaintrules")).items == []
     events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
@@ -398,7 +409,7 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
 
     admin.apply(f"/api/v1/nodes/{node}/status", documented_removal(node), manager="drahealth")
     status = admin.call("GET", f"/api/v1/nodes/{node}")["status"]
-    assert not any(one["type"].startswith("DRA") for one in status.get("conditions", ()))
+    assert not any(condition["type"].startswith("DRA") for condition in status.get("conditions", ()))
 
 
 def test_condition_of_another_manager_is_a_conflict_and_taken_over(

@@ -106,7 +106,7 @@ def test_value_and_its_change_are_decoded_as_they_were(old: Any, new: Any) -> No
     first = reader.complete(through_msgpack(ANY_TABLE.complete(old)))
     assert repr(first) == repr(old)
     change = ANY_TABLE.difference(old, new)
-    after = first if change is NO_CHANGE else reader.changed(first, through_msgpack(change))
+    after = first if change is NO_CHANGE else reader.apply(first, through_msgpack(change))
     assert repr(after) == repr(new)
     assert type(after) is type(new)
 
@@ -125,7 +125,7 @@ def test_class_without_a_field_of_the_file_ignores_it() -> None:
     old = ValueDecoder([names], CLASSES)
     sample = old.complete([16, 3, "x", 1, 2])
     assert sample == CpuThrottleSample(1, 2, 3)
-    assert old.changed(sample, {0: 10, 1: "y", 3: 5}) == CpuThrottleSample(1, 7, 13)
+    assert old.apply(sample, {0: 10, 1: "y", 3: 5}) == CpuThrottleSample(1, 7, 13)
     assert old.changed_classes == {"CpuThrottleSample"}
 
 
@@ -270,8 +270,8 @@ LIMITS = RecordLimits(1 << 30, 86_400)
 
 def record_all(directory: Path, steps: list[Step], limits: RecordLimits = LIMITS, **options: Any) -> None:
     recorder = SnapshotRecorder(directory, limits, HEAD, **options)
-    for at, one in enumerate(steps):
-        recorder.record(*one)
+    for at, recorded in enumerate(steps):
+        recorder.record(*recorded)
         if at % 100 == 99:  # the disk keeps up
             wait_written(recorder)
     assert recorder.close(PATIENCE_S)
@@ -289,7 +289,7 @@ def test_recorded_steps_are_replayed(short_day: list[Step], tmp_path: Path) -> N
     (path,) = segment_paths(tmp_path / "record")
     assert path.stat().st_mode & 0o777 == 0o600
     replayed = list(Replay().segment(SegmentReader(path)))
-    assert [one.report for one in replayed] == [report for _, _, report, _ in short_day]
+    assert [recorded.report for recorded in replayed] == [report for _, _, report, _ in short_day]
 
 
 def test_second_run_begins_a_segment_and_cuts_the_torn_one(
@@ -312,7 +312,7 @@ def test_large_evaluations_are_written_to_a_frame_each(
     """A reader refuses frames that are too large, also those of evaluations that waited for a slow disk."""
     monkeypatch.setattr("agent.record.segment_file.FRAME_GOAL", 1)
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
-    recorder._queue = [_Queued(*one) for one in short_day[:-1]]
+    recorder._queue = [_Queued(*recorded) for recorded in short_day[:-1]]
     recorder.record(*short_day[-1])
     assert recorder.close(PATIENCE_S)
     (path,) = segment_paths(tmp_path)
@@ -395,8 +395,8 @@ def test_full_disk_loses_steps_and_the_next_segment_counts_them(
             times = [0.0]
             recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD, clock=lambda: times[0])
             for _ in range(40):
-                for one in short_day:
-                    recorder.record(*one)
+                for recorded in short_day:
+                    recorder.record(*recorded)
                 wait_written(recorder)
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             times[0] = 1000.0
@@ -497,8 +497,8 @@ def test_removed_record_continues_in_a_new_segment(
         directory.rename(tmp_path / "moved")
     else:
         shutil.rmtree(directory)
-    for one in short_day[1:4]:
-        recorder.record(*one)
+    for recorded in short_day[1:4]:
+        recorder.record(*recorded)
     assert recorder.close(PATIENCE_S)
     (path,) = segment_paths(directory)
     assert SegmentReader(path).head.lost == 0
@@ -532,10 +532,10 @@ def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pa
     assert recorded.verdicts == recorded_verdicts(report)
 
 
-def recorder_item(one: Step) -> Any:
+def recorder_item(recorded: Step) -> Any:
     from agent.record.recorder import _Queued
 
-    return _Queued(*one)
+    return _Queued(*recorded)
 
 
 def test_next_recorder_waits_until_the_previous_one_has_written(
@@ -576,8 +576,8 @@ def test_killed_recorder_leaves_a_readable_record(short_day: list[Step], tmp_pat
         try:
             recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
             while True:
-                for one in short_day:
-                    recorder.record(*one)
+                for recorded in short_day:
+                    recorder.record(*recorded)
                 wait_written(recorder)
                 os.write(writer, b".")
         finally:

@@ -42,6 +42,6 @@ def test_committed_records_have_every_health() -> None:
 
 
 def test_former_names_of_classes_lead_to_recorded_classes() -> None:
-    known = {one.type.__name__ for one in CLASSES}
+    known = {known_class.type.__name__ for known_class in CLASSES}
     assert set(FORMER_NAMES.values()) <= known
     assert not FORMER_NAMES.keys() & known

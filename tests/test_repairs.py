@@ -59,7 +59,7 @@ WORDS: Final = {
 """Words of which the advice has one, by repair; the other repairs have no words in common."""
 
 
-# --- the order ----------------------------------------------------------------------------------------------
+# --- order of repairs ---------------------------------------------------------------------------------------
 
 
 def test_repairs_are_ordered_from_none_to_replacement() -> None:
@@ -182,7 +182,7 @@ def decide(
     return decide_xid(xid_row(code), XidOccurrences(bursts=bursts), facts, override)
 
 
-@pytest.mark.parametrize("action", [one for one in RecoveryAction if one])
+@pytest.mark.parametrize("action", [value for value in RecoveryAction if value])
 @pytest.mark.parametrize("code", [48, 79, 119, 159, 57])
 def test_requested_action_decides_the_repair_of_an_xid(code: int, action: RecoveryAction) -> None:
     found = decide(code, action)
@@ -235,7 +235,7 @@ def test_repair_of_an_sxid_follows_its_scope(code: int, severity: str, repair: R
 # --- findings of rules --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", [*(one for one in RecoveryAction if one), RecoveryAction(9)])
+@pytest.mark.parametrize("action", [*(value for value in RecoveryAction if value), RecoveryAction(9)])
 def test_gpu_with_a_requested_action_has_its_repair(action: RecoveryAction) -> None:
     node = GpuNode()
     node.set_readings(0, recovery_action=action)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from paper import group_sample
 from patience import PATIENCE_S
 from record_nodes import RecordedGpuNode, RecordedHost, Step, gpu_day, host_day
-from test_cli_e2e import AGENT, Node, line_with, started
+from test_cli_e2e import AGENT, Node, line_with, start_process
 from test_record import write_segment
 
 from agent.cli import replay, what_if
@@ -81,10 +81,10 @@ def test_replay_of_an_agents_record_repeats_the_watched_reports(short_tmp: Path)
     config.write_text('[stream]\nlease = "3s"\nheartbeat = "200ms"\n')
     command = [*node.run_args(), "--record-dir", str(record), "--config", str(config)]
     watched: list[str] = []
-    with started(*command, stream="stderr") as process:
+    with start_process(*command, stream="stderr") as process:
         line_with(process.stderr, "hugepages-2mi-node0 Healthy")
         watch = [*AGENT, "watch", "-o", "json", "--runtime-dir", str(node.runtime_dir)]
-        with started(*watch) as follower:
+        with start_process(*watch) as follower:
             watched.append(follower.stdout.readline())
             for pages in (5, 8, 6):
                 node.resize(pages)
@@ -110,7 +110,7 @@ def test_reload_begins_and_ends_the_record_of_a_running_agent(short_tmp: Path) -
     node = Node(short_tmp)
     record, config = short_tmp / "record", short_tmp / "drahealth.toml"
     config.write_text("")
-    with started(*node.run_args(), "--config", str(config), stream="stderr") as process:
+    with start_process(*node.run_args(), "--config", str(config), stream="stderr") as process:
         line_with(process.stderr, "hugepages-2mi-node0 Healthy")
         config.write_text(f'[record]\ndir = "{record}"\n')
         process.send_signal(signal.SIGHUP)
@@ -201,7 +201,7 @@ def test_replay_with_speed_goes_on_after_a_reboot(
     ]
     path = segment_path(day, 3)
     writer = SegmentWriter(path, SegmentHead("0.2.0", "node-a", "boot-2"), steps[0][0])
-    writer.append([evaluation_with(one) for one in later])
+    writer.append([evaluation_with(step) for step in later])
     writer.close()
     sleeps: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(sleeps), sleep=sleeps.append)
@@ -302,13 +302,13 @@ def evaluation_with(step: Step, **changes: Any) -> RecordedStep:
     ("change", "reason"),
     [
         (
-            lambda one: {"snapshot": replace(one.snapshot, sources=(5,))},
+            lambda step: {"snapshot": replace(step.snapshot, sources=(5,))},
             "AttributeError: 'int' object has no",
         ),
-        (lambda one: {"now": Instant(one.now.mono_ns, 1e300)}, "the invalid time 1e+300 s"),
-        (lambda one: {"now": Instant(-5, one.now.wall_s)}, "the invalid time 1.7e+09 s, -5 ns"),
+        (lambda step: {"now": Instant(step.now.mono_ns, 1e300)}, "the invalid time 1e+300 s"),
+        (lambda step: {"now": Instant(-5, step.now.wall_s)}, "the invalid time 1.7e+09 s, -5 ns"),
         (
-            lambda one: {"verdicts": (DeviceVerdict("gpu-0", 9, 0, ()),)},
+            lambda step: {"verdicts": (DeviceVerdict("gpu-0", 9, 0, ()),)},
             "Invalid enum value 9",
         ),
     ],
@@ -483,7 +483,7 @@ def test_severity_that_changes_at_another_time_is_a_change(
     _, out, _ = run(capsys, "what-if", tmp_path, "--config", config, "-o", "json")
     (change,) = json.loads(out)["changes"]
     assert change["kind"] == "severity"
-    assert [one["severity"] for one in change["other"]["severityChanges"]] == ["unhealthy"]
+    assert [change_["severity"] for change_ in change["other"]["severityChanges"]] == ["unhealthy"]
     config.write_text("")
     assert "no verdict changes" in run(capsys, "what-if", tmp_path, "--config", config)[1]
 
@@ -701,7 +701,7 @@ def secret_day() -> list[Step]:
     return node.steps
 
 
-def unpacked(directory: Path) -> bytes:
+def unpack_segments(directory: Path) -> bytes:
     paths = segment_paths(directory)
     return b"".join(str(event).encode() for path in paths for events in _frames(path) for event in events)
 
@@ -713,14 +713,16 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     (tmp_path / "record").mkdir()
     write_segment(segment_path(tmp_path / "record", 1), steps[:4])
     write_segment(segment_path(tmp_path / "record", 2), steps[4:])
-    whole = unpacked(tmp_path / "record")
+    whole = unpack_segments(tmp_path / "record")
     assert all(secret.encode() in whole for secret in SECRET)
     code, out, err = run(capsys, "record", tmp_path / "record", "--to", tmp_path / "copy", "--redact")
     assert (code, err) == (0, "")
     assert "2 segments with" in out
-    copy = unpacked(tmp_path / "copy")
+    copy = unpack_segments(tmp_path / "copy")
     # a pseudonym of a node is node- and hexadecimal digits
-    assert [one for one in SECRET if re.search(re.escape(one.encode()) + rb"(?![0-9a-f])", copy)] == []
+    assert [
+        secret for secret in SECRET if re.search(re.escape(secret.encode()) + rb"(?![0-9a-f])", copy)
+    ] == []
     first, second = (SegmentReader(path).head for path in segment_paths(tmp_path / "copy"))
     assert first.is_redacted
     assert first.node == second.node
@@ -755,7 +757,7 @@ def test_redacted_copy_with_a_pod_named_like_a_source_keeps_the_verdicts(
     assert [(*check.command, check.user) for check in state.settings.checks] == [
         ("/opt/check", "redacted", "{device}", "redacted", "redacted")
     ]
-    assert b"s3cr3t" not in unpacked(tmp_path / "copy")
+    assert b"s3cr3t" not in unpack_segments(tmp_path / "copy")
 
 
 @pytest.mark.parametrize(
@@ -798,12 +800,12 @@ def test_redacted_copy_of_a_growing_record_has_no_later_names(
     code, out, _ = run(capsys, "record", tmp_path, "--to", tmp_path / "copy", "--redact")
     assert code == 0
     assert "1 segment with 1 evaluation " in out
-    assert b"train-0" not in unpacked(tmp_path / "copy")
+    assert b"train-0" not in unpack_segments(tmp_path / "copy")
 
 
-def replace_pods(one: Step) -> Step:
+def replace_pods(step: Step) -> Step:
     """Return a step whose pods were not read."""
-    state, snapshot, report, use = one
+    state, snapshot, report, use = step
     return state, replace(snapshot, pods=None), report, use
 
 
@@ -888,7 +890,7 @@ def test_copies_into_one_directory_are_numbered_after_the_last_one(
 def test_copy_without_redaction_is_the_same_record(day: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, _ = run(capsys, "record", day, "--to", day.parent / "copy")
     assert code == 0
-    assert unpacked(day.parent / "copy") == unpacked(day)
+    assert unpack_segments(day.parent / "copy") == unpack_segments(day)
     replayed = run(capsys, "replay", day, "-o", "json")
     assert run(capsys, "replay", day.parent / "copy", "-o", "json") == replayed
 

@@ -37,7 +37,7 @@ def pod_entry(number: int = 0) -> dict[str, str]:
     return {"resource": "pods", "name": f"train-{number}", "uid": f"p-{number}"}
 
 
-def reserved(*entries: Any) -> ClaimObject:
+def reserved_claim(*entries: Any) -> ClaimObject:
     return ClaimObject(REF, allocated=True, reserved=parse_reservations(list(entries), "here"))
 
 
@@ -53,7 +53,7 @@ MADE = PodClaim("gpus", "train", template=True)
 
 
 def test_entry_kind_follows_from_api_group_and_resource() -> None:
-    found = reservations_by_kind(reserved(pod_entry(), GROUP, JOB).reserved)
+    found = reservations_by_kind(reserved_claim(pod_entry(), GROUP, JOB).reserved)
     assert found.pods == (Reservation(ConsumerKind.POD, "", "pods", "train-0", "p-0"),)
     assert found.groups == (
         Reservation(ConsumerKind.POD_GROUP, "scheduling.k8s.io", "podgroups", "workers", "g"),
@@ -72,14 +72,14 @@ def test_entry_kind_follows_from_api_group_and_resource() -> None:
     ],
 )
 def test_entry_of_another_group_or_resource_is_other(entry: dict[str, str]) -> None:
-    (one,) = reserved(entry).reserved
-    assert one.kind is ConsumerKind.OTHER
+    (reservation,) = reserved_claim(entry).reserved
+    assert reservation.kind is ConsumerKind.OTHER
 
 
 def test_entries_above_the_api_servers_limit_are_all_parsed() -> None:
-    claim = reserved(*map(pod_entry, range(RESERVED_MAX)))
+    claim = reserved_claim(*map(pod_entry, range(RESERVED_MAX)))
     assert not reservations_by_kind(claim.reserved).exceeds_limit
-    more = reservations_by_kind(reserved(*map(pod_entry, range(1000)), GROUP).reserved)
+    more = reservations_by_kind(reserved_claim(*map(pod_entry, range(1000)), GROUP).reserved)
     assert more.exceeds_limit
     assert (len(more.pods), len(more.groups)) == (1000, 1)
 
@@ -120,7 +120,7 @@ def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
 
 
 def test_reservations_without_a_pod_or_group_are_unmatched() -> None:
-    claim = reserved(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
+    claim = reserved_claim(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
     orphans = unmatched_reservations(claim, existing_reservation_targets([pod(0), pod(7, group="workers")]))
     assert [orphan.name for orphan in orphans] == ["train-1", "gone"]
 
@@ -128,7 +128,7 @@ def test_reservations_without_a_pod_or_group_are_unmatched() -> None:
 def test_pod_of_another_namespace_matches_no_reservation() -> None:
     other_namespace = PodObject(PodRef("team-b", "x", "p-0"), group="workers")
     orphans = unmatched_reservations(
-        reserved(GROUP, pod_entry()), existing_reservation_targets([other_namespace])
+        reserved_claim(GROUP, pod_entry()), existing_reservation_targets([other_namespace])
     )
     assert [orphan.name for orphan in orphans] == ["workers", "train-0"]
 
@@ -136,57 +136,58 @@ def test_pod_of_another_namespace_matches_no_reservation() -> None:
 def test_mirror_pod_matches_the_reservation_for_its_uid() -> None:
     """The scheduler reserves for the API server's object; the kubelet knows the pod by its config hash."""
     mirror = PodObject(PodRef("team-a", "train-0", "0badcafe"), mirror_uid="p-0")
-    assert unmatched_reservations(reserved(pod_entry(0)), existing_reservation_targets([mirror])) == ()
+    assert unmatched_reservations(reserved_claim(pod_entry(0)), existing_reservation_targets([mirror])) == ()
 
 
 def test_reservation_for_a_group_with_a_pods_uid_is_unmatched() -> None:
-    claim = reserved({**GROUP, "uid": "p-0"})
-    assert [one.name for one in unmatched_reservations(claim, existing_reservation_targets([pod(0)]))] == [
-        "workers"
-    ]
+    claim = reserved_claim({**GROUP, "uid": "p-0"})
+    assert [
+        reservation.name
+        for reservation in unmatched_reservations(claim, existing_reservation_targets([pod(0)]))
+    ] == ["workers"]
 
 
 # --- refusals of the kubelet -------------------------------------------------------------------------------
 
 
 def test_pod_with_a_reservation_is_not_refused() -> None:
-    assert find_refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(0))) is None
+    assert find_refusal(pod(), NAMED, reserved_claim(pod_entry(1), pod_entry(0))) is None
 
 
 def test_pod_without_a_reservation_is_refused_by_all_kubelets() -> None:
-    found = find_refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(2), JOB))
+    found = find_refusal(pod(), NAMED, reserved_claim(pod_entry(1), pod_entry(2), JOB))
     assert found is not None
     assert found.kubelets is KubeletsRefusingPod.ALL
     assert found.reason == "the claim is not reserved for the pod, but for 2 pods and 1 other"
-    unreserved = find_refusal(pod(), NAMED, reserved())
+    unreserved = find_refusal(pod(), NAMED, reserved_claim())
     assert unreserved is not None
     assert unreserved.reason.endswith("but for no consumer")
 
 
 def test_group_reservation_is_refused_by_kubelets_without_groups() -> None:
-    found = find_refusal(pod(group="workers"), NAMED, reserved(GROUP))
+    found = find_refusal(pod(group="workers"), NAMED, reserved_claim(GROUP))
     assert found is not None
     assert found.kubelets is KubeletsRefusingPod.WITHOUT_GROUPS
 
 
 def test_pod_reserved_itself_and_by_group_is_not_refused() -> None:
-    assert find_refusal(pod(group="workers"), NAMED, reserved(GROUP, pod_entry())) is None
+    assert find_refusal(pod(group="workers"), NAMED, reserved_claim(GROUP, pod_entry())) is None
 
 
 def test_reservation_for_another_group_does_not_count() -> None:
-    found = find_refusal(pod(group="others"), NAMED, reserved(GROUP))
+    found = find_refusal(pod(group="others"), NAMED, reserved_claim(GROUP))
     assert found is not None
     assert found.kubelets is KubeletsRefusingPod.ALL
 
 
 def test_kubelet_matches_the_uid_of_any_kind_of_entry() -> None:
     assert (
-        find_refusal(pod(), NAMED, reserved({"uid": "p-0"})) is None
+        find_refusal(pod(), NAMED, reserved_claim({"uid": "p-0"})) is None
     )  # same case as in kubelet manager_test.go
 
 
 def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
-    claim = reserved(pod_entry())
+    claim = reserved_claim(pod_entry())
     mine = ClaimObject(
         REF, True, reserved=claim.reserved, owner=OwnerReference("v1", "Pod", "train-0", "p-0", True)
     )
@@ -225,29 +226,29 @@ def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
 def test_claim_owned_by_the_pod_group_needs_kubelet_with_groups(
     owner: OwnerReference, kubelets: KubeletsRefusingPod
 ) -> None:
-    claim = ClaimObject(REF, True, reserved=reserved(pod_entry()).reserved, owner=owner)
+    claim = ClaimObject(REF, True, reserved=reserved_claim(pod_entry()).reserved, owner=owner)
     found = find_refusal(pod(group="workers"), MADE, claim)
     assert found is not None
     assert found.kubelets is kubelets
 
 
 def test_claim_without_allocation_is_refused() -> None:
-    found = find_refusal(pod(), NAMED, ClaimObject(REF, reserved=reserved(pod_entry()).reserved))
+    found = find_refusal(pod(), NAMED, ClaimObject(REF, reserved=reserved_claim(pod_entry()).reserved))
     assert found is not None
     assert found.reason == "the claim is not allocated"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_ended_pod_is_not_refused(phase: str) -> None:
-    assert find_refusal(pod(phase=phase), NAMED, reserved()) is None
+    assert find_refusal(pod(phase=phase), NAMED, reserved_claim()) is None
 
 
 def test_pod_without_an_object_is_refused_only_if_certain() -> None:
-    assert find_refusal_by_uid("p-0", reserved(pod_entry())) is None
+    assert find_refusal_by_uid("p-0", reserved_claim(pod_entry())) is None
     assert (
-        find_refusal_by_uid("p-0", reserved(pod_entry(1), GROUP)) is None
+        find_refusal_by_uid("p-0", reserved_claim(pod_entry(1), GROUP)) is None
     )  # the pod may belong to the group
-    found = find_refusal_by_uid("p-0", reserved(pod_entry(1)))
+    found = find_refusal_by_uid("p-0", reserved_claim(pod_entry(1)))
     assert found is not None
     assert (found.pod, found.kubelets) == (PodRef(uid="p-0"), KubeletsRefusingPod.ALL)
 
@@ -278,7 +279,7 @@ def kubelet_accepts(entries: list[dict[str, str]], uid: str, group: str, *, gate
 
 @given(ENTRIES, st.sampled_from(["", "workers"]))
 def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], group: str) -> None:
-    found = find_refusal(pod(group=group), NAMED, reserved(*entries))
+    found = find_refusal(pod(group=group), NAMED, reserved_claim(*entries))
     kubelets = None if found is None else found.kubelets
     old = kubelet_accepts(entries, "p-0", group, gate=False)
     new = kubelet_accepts(entries, "p-0", group, gate=True)
@@ -289,7 +290,7 @@ def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], grou
 
 @given(ENTRIES)
 def test_every_entry_has_exactly_one_kind(entries: list[dict[str, str]]) -> None:
-    claim = reserved(*entries)
+    claim = reserved_claim(*entries)
     kinds = reservations_by_kind(claim.reserved)
-    assert sorted(one for of in kinds for one in of) == sorted(claim.reserved)
+    assert sorted(reservation for of in kinds for reservation in of) == sorted(claim.reserved)
     assert all(pod.api_group == "" and pod.resource == "pods" for pod in kinds.pods)

@@ -63,15 +63,15 @@ def test_last_matching_entry_decides_each_property_alone() -> None:
     assert changes.of("cpu-node0", "cpu.offline") is NO_CHANGE
 
 
-# --- off ----------------------------------------------------------------------------------------------------
+# --- rules that are off -------------------------------------------------------------------------------------
 
 
 def test_rule_that_is_off_finds_nothing_and_is_listed() -> None:
     node = shrunk_node(RuleOverride(SHRUNK, off=True))
     report = node.evaluate()
     assert device_of(report, POOL).health is Health.HEALTHY
-    listed = [one for one in report.not_applicable if one.code == SHRUNK]
-    assert [(one.device, one.reason) for one in listed] == [(POOL, RULE_OFF)]
+    listed = [entry for entry in report.not_applicable if entry.code == SHRUNK]
+    assert [(entry.device, entry.reason) for entry in listed] == [(POOL, RULE_OFF)]
 
 
 def test_rule_that_is_off_for_one_device_works_for_others() -> None:

@@ -79,7 +79,9 @@ def verdict(device: str = GPU, severity: SeverityName = "unhealthy", part: str =
     return ExpectedVerdict(device=device, severity=severity, code="gpu.xid.79", part=part)
 
 
-def found(device: str = GPU, severity: Severity = Severity.UNHEALTHY, code: str = "gpu.xid.79") -> Detection:
+def detection(
+    device: str = GPU, severity: Severity = Severity.UNHEALTHY, code: str = "gpu.xid.79"
+) -> Detection:
     """Return a finding."""
     return Detection(device, severity, code)
 
@@ -99,18 +101,18 @@ def columns(score: IncidentScore) -> tuple[bool, bool, bool, bool, int]:
 
 FAULTS: Final = [
     ("nothing found", [verdict()], [], (False, False, False, False, 0)),
-    ("right", [verdict()], [found()], (True, True, True, True, 0)),
-    ("other code", [verdict()], [found(code="xid 79")], (True, True, True, False, 0)),
-    ("event only", [verdict()], [found(severity=Severity.INFO)], (True, True, False, False, 0)),
-    ("only the node", [verdict()], [found(NODE)], (True, False, True, False, 0)),
-    ("too severe", [verdict(severity="degraded")], [found()], (True, True, False, False, 0)),
-    ("wrong device", [verdict()], [found(BYSTANDER_GPU)], (False, False, False, False, 1)),
-    ("bystander too", [verdict()], [found(), found(BYSTANDER_GPU)], (True, True, True, True, 1)),
-    ("note on the bystander", [verdict()], [found(), found(BYSTANDER_GPU, Severity.INFO)],
+    ("right", [verdict()], [detection()], (True, True, True, True, 0)),
+    ("other code", [verdict()], [detection(code="xid 79")], (True, True, True, False, 0)),
+    ("event only", [verdict()], [detection(severity=Severity.INFO)], (True, True, False, False, 0)),
+    ("only the node", [verdict()], [detection(NODE)], (True, False, True, False, 0)),
+    ("too severe", [verdict(severity="degraded")], [detection()], (True, True, False, False, 0)),
+    ("wrong device", [verdict()], [detection(BYSTANDER_GPU)], (False, False, False, False, 1)),
+    ("bystander too", [verdict()], [detection(), detection(BYSTANDER_GPU)], (True, True, True, True, 1)),
+    ("note on the bystander", [verdict()], [detection(), detection(BYSTANDER_GPU, Severity.INFO)],
      (True, True, True, True, 0)),
-    ("one of two", [verdict(), verdict("cpu-node0")], [found()], (True, False, False, False, 0)),
-    ("all GPUs", [verdict("gpus")], [found(), found(BYSTANDER_GPU)], (True, True, True, True, 0)),
-    ("the switch", [verdict("gpus", part="0000:05:00.0")], [found("0000:05:00.0")],
+    ("one of two", [verdict(), verdict("cpu-node0")], [detection()], (True, False, False, False, 0)),
+    ("all GPUs", [verdict("gpus")], [detection(), detection(BYSTANDER_GPU)], (True, True, True, True, 0)),
+    ("the switch", [verdict("gpus", part="0000:05:00.0")], [detection("0000:05:00.0")],
      (True, True, True, False, 0)),
 ]  # fmt: skip
 
@@ -126,7 +128,12 @@ def test_score_of_a_fault_compares_device_severity_and_code(
 
 @pytest.mark.parametrize(
     ("findings", "alarms"),
-    [([], 0), ([found(severity=Severity.INFO)], 0), ([found(NODE, Severity.DEGRADED)], 1), ([found()], 1)],
+    [
+        ([], 0),
+        ([detection(severity=Severity.INFO)], 0),
+        ([detection(NODE, Severity.DEGRADED)], 1),
+        ([detection()], 1),
+    ],
 )
 def test_score_of_a_harmless_event_counts_false_alarms(findings: list[Detection], alarms: int) -> None:
     score = score_incident(incident(harmless=True), tuple(findings))
@@ -268,7 +275,7 @@ def scoreboard(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    """What the agent reports for all incidents."""
+    """Reports of the agent for all incidents."""
     return run_own(INCIDENTS)
 
 

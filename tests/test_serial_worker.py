@@ -18,7 +18,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def ends(worker: SerialWorker, name: str) -> None:
     worker.close()
-    eventually(lambda: not any(one.name.startswith(f"{name}-") for one in threading.enumerate()), "it ends")
+    eventually(
+        lambda: not any(thread.name.startswith(f"{name}-") for thread in threading.enumerate()), "it ends"
+    )
 
 
 def test_call_returns_the_result_or_raises_the_exception(name: str) -> None:

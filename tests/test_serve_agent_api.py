@@ -80,8 +80,8 @@ def test_stalled_watcher_does_not_keep_an_old_report(serving: Serving) -> None:
         old = TracedReport(node="node-a", at=at(1), devices=(device("a"),))
         is_kept = weakref.ref(old)
         serving.latest.publish(old)
-        for one in (client, other):
-            one.call(path=WATCH)
+        for caller in (client, other):
+            caller.call(path=WATCH)
         other.next_of(DATA, 1)
         del old
         serving.latest.publish(report([device("a")], second=2))

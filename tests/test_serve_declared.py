@@ -34,7 +34,7 @@ def kubelet(serving: Serving) -> Iterator[Watcher]:
         yield watcher
 
 
-def declared(name: str, driver: str = DRIVER, **changes: Any) -> DeviceHealth:
+def declared_device(name: str, driver: str = DRIVER, **changes: Any) -> DeviceHealth:
     return device(name, driver=driver, **changes)
 
 
@@ -49,27 +49,27 @@ def test_stream_switches_from_host_to_declared_devices(serving: Serving, kubelet
     serving.publish(device(HOSTS))
     assert names(kubelet.next()) == [HOSTS]
     for second in (2, 3):
-        publish(serving, declared("set-0", verified=second))
+        publish(serving, declared_device("set-0", verified=second))
         assert names(kubelet.next()) == ["set-0"]
 
 
 def test_declared_device_named_like_host_device_is_sent_at_once(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device(HOSTS))
     assert [entry.health for entry in kubelet.next().devices] == [1]
-    publish(serving, declared(HOSTS, health=Health.UNHEALTHY, message="cpu.offline: CPU 1"))
+    publish(serving, declared_device(HOSTS, health=Health.UNHEALTHY, message="cpu.offline: CPU 1"))
     assert [entry.health for entry in kubelet.next().devices] == [2]
 
 
 def test_each_socket_sends_devices_of_its_driver_or_of_the_host(serving: Serving, kubelet: Watcher) -> None:
     [path] = serving.others
     with watch_health(path) as other:
-        publish(serving, declared("set-0"))
+        publish(serving, declared_device("set-0"))
         assert names(kubelet.next()) == ["set-0"]
         assert names(other.next()) == [HOSTS]
         publish(
             serving,
-            declared("set-0", verified=2),
-            declared("set-0", OTHER, verified=2),
+            declared_device("set-0", verified=2),
+            declared_device("set-0", OTHER, verified=2),
             declaring=(DRIVER, OTHER),
         )
         assert names(other.next()) == ["set-0"]
@@ -78,8 +78,8 @@ def test_each_socket_sends_devices_of_its_driver_or_of_the_host(serving: Serving
 def test_same_name_in_two_pools_is_sent_as_two_devices(serving: Serving, kubelet: Watcher) -> None:
     publish(
         serving,
-        declared("set-0", pool="a"),
-        declared("set-0", pool="b", health=Health.UNHEALTHY, message="m"),
+        declared_device("set-0", pool="a"),
+        declared_device("set-0", pool="b", health=Health.UNHEALTHY, message="m"),
     )
     received = [(entry.device.pool_name, entry.health) for entry in kubelet.next().devices]
     assert received == [("a", 1), ("b", 2)]
@@ -112,8 +112,8 @@ def reader(path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def large_list(number: int, driver: str) -> list[DeviceHealth]:
     """Return devices of about 60 kB; the message of the last has the number."""
-    devices = [declared(f"set-{n}", driver, verified=number, message="x" * 200) for n in range(250)]
-    return [*devices, declared("last", driver, verified=number, message=f"{number}")]
+    devices = [declared_device(f"set-{n}", driver, verified=number, message="x" * 200) for n in range(250)]
+    return [*devices, declared_device("last", driver, verified=number, message=f"{number}")]
 
 
 def test_stopped_reader_of_one_socket_delays_no_other_socket(serving: Serving) -> None:

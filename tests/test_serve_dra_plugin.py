@@ -76,13 +76,13 @@ def test_unprepared_claim_has_no_error(serving: Serving, kubelet: Kubelet, versi
 
 
 def test_share_id_is_sent_in_v1_and_not_in_v1beta1(serving: Serving, kubelet: Kubelet) -> None:
-    async def shared(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def prepare_shared(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return (
             PreparedDevice(pool="p", device="d", share_id="share-1"),
             PreparedDevice(pool="p", device="e"),
         )
 
-    serving.claims.behaviour["a"] = shared
+    serving.claims.behaviour["a"] = prepare_shared
     with_share, without = kubelet.prepare(claim("a"))["uid-a"].devices
     assert (with_share.share_id, without.HasField("share_id")) == ("share-1", False)
     for device in kubelet.prepare(claim("a"), version="v1beta1")["uid-a"].devices:
@@ -156,10 +156,10 @@ def test_internal_error_fails_only_its_claim(
 
 
 def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubelet: Kubelet) -> None:
-    async def endless(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def prepare_many(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return tuple(PreparedDevice(pool="p" * 1000, device=f"d{n}") for n in range(5000))
 
-    serving.claims.behaviour["a"] = endless
+    serving.claims.behaviour["a"] = prepare_many
     answers = kubelet.prepare(claim("a"), claim("b"))
     assert "code=driver.bug.answer" in answers["uid-a"].error
     assert "bytes, limit 4128768 for all claims of a call" in answers["uid-a"].error
@@ -173,14 +173,14 @@ def test_unavailable_handler_answers_unavailable_with_reason(
 ) -> None:
     serving.claims.unavailable = "the driver's event loop has ended"
     with pytest.raises(grpc.RpcError) as raised:
-        kubelet.raw(f"/{DRA}.{version}.DRAPlugin/{method}", b"")
+        kubelet.call_raw(f"/{DRA}.{version}.DRAPlugin/{method}", b"")
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert raised.value.details() == "the driver's event loop has ended"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=90), st.integers(0, 2)), max_size=40))
 def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str, str, int]]) -> None:
-    """Also for two claims of one name and different uids."""
+    """This holds for two claims of one name and different UIDs, too."""
     verdicts = [
         classify(BadConfigError(text, code=f"config.c{kind}"), PrepareContext(Claim("ns", name, f"u{n}"), {}))
         for n, (name, text, kind) in enumerate(facts)
@@ -378,7 +378,7 @@ def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet)
         (bytes(600 << 10), "message is 614400 bytes, limit 524288; refused unread"),
     ]:
         with pytest.raises(grpc.RpcError) as raised:
-            kubelet.raw(PREPARE, data)
+            kubelet.call_raw(PREPARE, data)
         assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
@@ -401,7 +401,7 @@ def test_invalid_request_is_refused_with_place(
     serving: Serving, kubelet: Kubelet, path: str, field: bytes, text: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        kubelet.raw(path, encode_field(1, field))
+        kubelet.call_raw(path, encode_field(1, field))
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert text in (raised.value.details() or "")
     assert serving.claims.calls == []
@@ -416,7 +416,7 @@ def test_unknown_fields_of_a_newer_kubelet_are_ignored(serving: Serving, kubelet
         + b"\x78\x05"
     )
     answer = message_class(f"{DRA}.v1", "NodePrepareResourcesResponse").FromString(
-        kubelet.raw(PREPARE, newer)
+        kubelet.call_raw(PREPARE, newer)
     )
     assert answer.claims["u"].error == ""
     assert serving.claims.calls == [("prepare", "c")]
@@ -446,15 +446,15 @@ CLAIM = Claim(
 )
 
 
-def prepared(**changes: object) -> PreparedDevice:
+def prepared_device(**changes: object) -> PreparedDevice:
     device = PreparedDevice(pool="pool", device="gpu-0", cdi_ids=("example.com/gpu=a",))
     return replace(device, **changes)  # type: ignore[arg-type]
 
 
 def test_valid_answer_is_returned_unchanged() -> None:
     answer = [
-        prepared(requests=("gpu",)),
-        prepared(device="nic-0", cdi_ids=(), share_id="share-1"),
+        prepared_device(requests=("gpu",)),
+        prepared_device(device="nic-0", cdi_ids=(), share_id="share-1"),
     ]
     assert validate_prepared_devices(CLAIM, answer) == tuple(answer)
     assert validate_prepared_devices(CLAIM, ()) == ()
@@ -462,7 +462,7 @@ def test_valid_answer_is_returned_unchanged() -> None:
 
 def test_request_is_returned_without_its_alternative() -> None:
     """Containers name the request: they do not know the chosen alternative."""
-    answer = [prepared(requests=("gpu/big",)), prepared(requests=("gpu/big", "gpu"))]
+    answer = [prepared_device(requests=("gpu/big",)), prepared_device(requests=("gpu/big", "gpu"))]
     assert [answer.requests for answer in validate_prepared_devices(CLAIM, answer)] == [("gpu",), ("gpu",)]
 
 
@@ -471,25 +471,28 @@ def test_request_is_returned_without_its_alternative() -> None:
     [
         (None, "prepare returned NoneType, not a sequence of PreparedDevice"),
         ("gpu-0", "prepare returned str, not a sequence"),
-        ({prepared()}, "prepare returned set, not a sequence"),
+        ({prepared_device()}, "prepare returned set, not a sequence"),
         ([("r", "pool", "gpu-0")], "prepare returned tuple among the devices"),
-        ([prepared(device="gpu-1")], "pool/gpu-1: is not a device of the claim"),
-        ([prepared(pool="other")], "other/gpu-0: is not a device of the claim"),
-        ([prepared(requests=("",))], "pool/gpu-0: requests: contains an empty name"),
-        ([prepared(requests=("net",))], "pool/gpu-0: requests: the device is not allocated to 'net'"),
-        ([prepared(requests=("gpu/small",))], "requests: the device is not allocated to 'gpu/small'"),
-        ([prepared(requests="gpu")], "pool/gpu-0: requests: 'gpu' is not a tuple of strings"),
-        ([prepared(cdi_ids=(1,))], "pool/gpu-0: cdi_ids: (1,) is not a tuple of strings"),
+        ([prepared_device(device="gpu-1")], "pool/gpu-1: is not a device of the claim"),
+        ([prepared_device(pool="other")], "other/gpu-0: is not a device of the claim"),
+        ([prepared_device(requests=("",))], "pool/gpu-0: requests: contains an empty name"),
+        ([prepared_device(requests=("net",))], "pool/gpu-0: requests: the device is not allocated to 'net'"),
+        ([prepared_device(requests=("gpu/small",))], "requests: the device is not allocated to 'gpu/small'"),
+        ([prepared_device(requests="gpu")], "pool/gpu-0: requests: 'gpu' is not a tuple of strings"),
+        ([prepared_device(cdi_ids=(1,))], "pool/gpu-0: cdi_ids: (1,) is not a tuple of strings"),
         (
-            [prepared(cdi_ids=("example.com/gpu",))],
+            [prepared_device(cdi_ids=("example.com/gpu",))],
             "cdi_ids: 'example.com/gpu' is not <vendor>/<class>=<name>",
         ),
-        ([prepared(cdi_ids=("example.com=a",))], "cdi_ids: 'example.com=a' is not <vendor>/<class>=<name>"),
-        ([prepared(cdi_ids=("1a/gpu=a",))], "cdi_ids: '1a/gpu=a' is not"),
-        ([prepared(cdi_ids=("a/gpu=a\n",))], r"cdi_ids: 'a/gpu=a\n' is not"),
-        ([prepared(share_id="share-2", device="nic-0")], "share_id: the claim has no share 'share-2'"),
-        ([prepared(share_id=7)], "pool/gpu-0: share_id: 7 is not a string"),
-        ([prepared(pool=b"pool")], "pool: b'pool' is not a string"),
+        (
+            [prepared_device(cdi_ids=("example.com=a",))],
+            "cdi_ids: 'example.com=a' is not <vendor>/<class>=<name>",
+        ),
+        ([prepared_device(cdi_ids=("1a/gpu=a",))], "cdi_ids: '1a/gpu=a' is not"),
+        ([prepared_device(cdi_ids=("a/gpu=a\n",))], r"cdi_ids: 'a/gpu=a\n' is not"),
+        ([prepared_device(share_id="share-2", device="nic-0")], "share_id: the claim has no share 'share-2'"),
+        ([prepared_device(share_id=7)], "pool/gpu-0: share_id: 7 is not a string"),
+        ([prepared_device(pool=b"pool")], "pool: b'pool' is not a string"),
     ],
 )
 def test_invalid_answer_error_names_device_and_field(answer: object, text: str) -> None:
@@ -501,7 +504,7 @@ def test_invalid_answer_error_names_device_and_field(answer: object, text: str) 
 
 def test_two_devices_with_one_cdi_id_are_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    answer = [prepared(), prepared(device="nic-0")]
+    answer = [prepared_device(), prepared_device(device="nic-0")]
     assert validate_prepared_devices(CLAIM, answer) == tuple(answer)
     (record,) = caplog.records
     text = "devices pool/gpu-0 and pool/nic-0 have the same first CDI id example.com/gpu=a"

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from patience import PATIENCE_S
-from wire.google import described, message_class, watch_health
+from wire.google import load_descriptors, message_class, watch_health
 from wire.link import API, Driver, Serving, claim, message
 from wire.raw import DATA, END_STREAM, RawClient, frame, request_headers
 from wire.raw import message as raw_message
@@ -74,17 +74,17 @@ TYPES = {
 
 def contract() -> set[str]:
     """Return everything that the other side may rely on, a line each."""
-    file = described()[API]
+    file = load_descriptors()[API]
     lines = set()
-    for one in file.message_types_by_name.values():
-        for field in one.fields:
+    for message_type in file.message_types_by_name.values():
+        for field in message_type.fields:
             kind = field.message_type or field.enum_type
             text = [TYPES[field.type] if kind is None else kind.name]
             text += ["repeated"] if field.is_repeated else ["optional"] if field.has_presence else []
             oneof = field.containing_oneof
             text += [f"in {oneof.name}"] if oneof is not None and not oneof.name.startswith("_") else []
-            lines.add(f"{one.name}.{field.name} = {field.number} {' '.join(text)}")
-        lines.add(f"message {one.name}")
+            lines.add(f"{message_type.name}.{field.name} = {field.number} {' '.join(text)}")
+        lines.add(f"message {message_type.name}")
     for enum in file.enum_types_by_name.values():
         lines |= {f"{enum.name} {value.name} = {value.number}" for value in enum.values}
     for method in file.services_by_name["DriverLink"].methods:
@@ -104,8 +104,8 @@ def test_contract_file_contains_the_whole_api() -> None:
 def test_methods_equal_those_of_the_generated_server() -> None:
     generated = v1.DriverLinkBase().__mapping__()
     served = DriverLinkService("d", lambda: pytest.fail("unexpected call")).__mapping__()
-    assert {path: one.cardinality for path, one in served.items()} == {
-        path: one.cardinality for path, one in generated.items()
+    assert {path: handler.cardinality for path, handler in served.items()} == {
+        path: handler.cardinality for path, handler in generated.items()
     }
 
 
@@ -125,7 +125,7 @@ def test_handler_is_opened_once_in_a_thread_at_the_first_call(serving: Serving) 
     eventually(lambda: not link_threads(), "no call was made, and threads of other servers have ended")
     assert serving.opened == []
     with Driver(serving.socket) as driver, Driver(serving.socket) as other:
-        calls = [one.call_async("CheckClaims") for one in (driver, other) for _ in range(8)]
+        calls = [caller.call_async("CheckClaims") for caller in (driver, other) for _ in range(8)]
         for call in calls:
             assert list(call.result().answers) == []
     assert serving.opened == ["test.drahealth.example in dh-link-"]
@@ -133,7 +133,7 @@ def test_handler_is_opened_once_in_a_thread_at_the_first_call(serving: Serving) 
 
 
 def link_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("dh-link-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dh-link-")]
 
 
 def test_failed_opening_of_handler_is_retried_by_the_next_call(serving: Serving, driver: Driver) -> None:
@@ -152,7 +152,11 @@ def test_failed_opening_of_handler_is_retried_by_the_next_call(serving: Serving,
 def test_check_claims_answers_in_the_order_of_the_request(serving: Serving, driver: Driver) -> None:
     serving.handler.blocked_uids = {"b", "c"}
     answers = driver.call("CheckClaims", claims=[claim("c"), claim("a"), claim("b")]).answers
-    assert [(one.uid, one.HasField("verdict")) for one in answers] == [("c", True), ("a", False), ("b", True)]
+    assert [(answer.uid, answer.HasField("verdict")) for answer in answers] == [
+        ("c", True),
+        ("a", False),
+        ("b", True),
+    ]
     assert answers[0].verdict.code == "config.invalid"
     assert "Other failing claims in this call: ns/b (bad-config config.invalid)." in answers[0].verdict.text
     assert "ns/c (bad-config" in answers[2].verdict.text
@@ -175,7 +179,9 @@ def test_report_prepare_returns_verdicts_of_failed_claims(serving: Serving, driv
     assert (verdict.count, verdict.first_s) == (0, 0.0), "failures are not recorded"
     ((method, error_status),) = serving.handler.calls
     assert method == "prepared"
-    assert [one.evidence if one.evidence is None else len(one.evidence) for one in error_status] == [
+    assert [
+        status.evidence if status.evidence is None else len(status.evidence) for status in error_status
+    ] == [
         1,
         None,
         0,
@@ -242,7 +248,7 @@ def test_abandoned_reports_are_recorded_in_order(serving: Serving, driver: Drive
     release.set()
     driver.call("ReportPrepare", step=2)
     reports = [given for method, given in serving.handler.calls if method != "check"]
-    assert [[one.claim.uid for one in report] for report in reports] == [[], ["a"], ["b"], []]
+    assert [[result.claim.uid for result in report] for report in reports] == [[], ["a"], ["b"], []]
 
 
 def test_cancelled_call_leaves_the_queue(serving: Serving, driver: Driver) -> None:
@@ -317,7 +323,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "text"), FAILURES, ids=[str(type(one[0]).__name__) for one in FAILURES]
+    ("error", "status", "text"), FAILURES, ids=[str(type(failure[0]).__name__) for failure in FAILURES]
 )
 def test_handler_error_becomes_its_status_and_service_continues(
     serving: Serving, driver: Driver, error: BaseException, status: Status, text: str
@@ -339,14 +345,14 @@ def test_internal_error_is_logged_once(
 
 def test_request_above_the_limit_is_refused_unread(driver: Driver) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        driver.raw("CheckClaims", bytes(600 << 10))
+        driver.call_raw("CheckClaims", bytes(600 << 10))
     assert raised.value.code() is Status.RESOURCE_EXHAUSTED
     assert raised.value.details() == "message is 614400 bytes, limit 524288; refused unread"
 
 
 def test_method_of_a_later_version_is_unimplemented(driver: Driver) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        driver.raw("PredictTheFuture", b"")
+        driver.call_raw("PredictTheFuture", b"")
     assert raised.value.code() is Status.UNIMPLEMENTED
 
 
@@ -359,7 +365,7 @@ def unsent_64_kib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 64 << 10))
 
 
-def ended(client: RawClient, stream: int) -> tuple[str, str]:
+def read_status(client: RawClient, stream: int) -> tuple[str, str]:
     """Return status and text of a call that has ended."""
     headers = client.next_headers(stream)
     while "grpc-status" not in headers:
@@ -379,7 +385,7 @@ def test_stalled_taint_streams_above_the_limit_end_the_longest_wait(tmp_path: Pa
             with RawClient(serving.socket) as reader:  # the stream before has got the message, too
                 reader.call(path=f"/{API}/WatchTaints")
                 reader.next_of(DATA, 1)
-        status, text = ended(client, 1)
+        status, text = read_status(client, 1)
         assert status == "8"
         assert "limit 65536; connect again" in text
 
@@ -393,7 +399,7 @@ def test_unread_replies_above_the_limit_end_the_longest_wait(tmp_path: Path) -> 
         for stream in range(1, 17, 2):
             client.headers(stream, request_headers(f"/{API}/CheckClaims"))
             client.send(frame(DATA, END_STREAM, stream, raw_message(request)))
-        status, text = ended(client, 1)
+        status, text = read_status(client, 1)
         assert status == "8"
         assert "limit 65536; connect again" in text
 
@@ -406,8 +412,8 @@ def test_stalled_taint_stream_does_not_keep_old_taints(serving: Serving) -> None
         old = TracedTaints(taints(1).devices)
         is_kept = weakref.ref(old)
         serving.handler.newest.publish(old)
-        for one in (client, other):
-            one.call(path=f"/{API}/WatchTaints")
+        for caller in (client, other):
+            caller.call(path=f"/{API}/WatchTaints")
         other.next_of(DATA, 1)
         del old
         serving.handler.newest.publish(taints(2))
@@ -423,7 +429,7 @@ B = DeviceRef("d", "p", "b")
 def taints(*added: int) -> Taints:
     """Return taints of two devices; the first has one for each time."""
     key = "test.drahealth.example/gpu.lost"
-    taints_of_b = tuple(Taint(key, "", Effect.NO_SCHEDULE, one) for one in added)
+    taints_of_b = tuple(Taint(key, "", Effect.NO_SCHEDULE, added_s) for added_s in added)
     return Taints({B: taints_of_b, DeviceRef("d", "p", "a"): (), DeviceRef("d", "o", "z"): ()})
 
 
@@ -434,7 +440,7 @@ def test_watch_taints_sends_current_taints_and_changes(serving: Serving, driver:
         serving.handler.newest.publish(taints(1_700_000_000))
         for stream in (first, second):
             received = stream.next().devices
-            assert [(one.pool, one.name, len(one.taints)) for one in received] == [
+            assert [(device.pool, device.name, len(device.taints)) for device in received] == [
                 ("o", "z", 0), ("p", "a", 0), ("p", "b", 1)
             ]  # fmt: skip
             (taint,) = received[2].taints
@@ -455,7 +461,9 @@ def test_too_many_taints_are_reduced_to_the_worst(serving: Serving, driver: Driv
             received = stream.next()
             assert len(received.devices) == count
             assert {len(device.taints) for device in received.devices} == {remaining}
-            assert [one.key for one in received.devices[0].taints] == [one.key for one in sixteen[:remaining]]
+            assert [taint.key for taint in received.devices[0].taints] == [
+                taint.key for taint in sixteen[:remaining]
+            ]
             assert received.ByteSize() < 4 << 20
 
 
@@ -477,5 +485,8 @@ def test_taint_streams_do_not_count_as_health_subscribers(serving: Serving, driv
         kubelet.wait_opened()
         with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
             call = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
-            streams = {one.socket: one.streams for one in call(b"", timeout=PATIENCE_S).subscribers}
+            streams = {
+                subscriber.socket: subscriber.streams
+                for subscriber in call(b"", timeout=PATIENCE_S).subscribers
+            }
     assert streams == {f"drivers/{serving.socket.name}": 1, "agent.sock": 0}

@@ -10,7 +10,7 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
 from prepare_cases import ONE
-from wire.google import described
+from wire.google import load_descriptors
 from wire.link import API, METHODS, RecordingHandler, claim, message
 from wire.random_messages import messages
 
@@ -117,7 +117,7 @@ def test_declared_device_has_the_keys_of_a_declaration_file(
 
 
 def test_every_device_part_has_a_kind() -> None:
-    part = described()[API].message_types_by_name["DeclaredDevice"].oneofs_by_name["part"]
+    part = load_descriptors()[API].message_types_by_name["DeclaredDevice"].oneofs_by_name["part"]
     assert {field.name for field in part.fields} == set(KIND_OF_PART)
 
 
@@ -241,7 +241,10 @@ def test_evidence_of_an_unknown_kind_does_not_refuse_the_other_results() -> None
         handler,
     )
     ((_, results),) = handler.calls
-    assert [(one.claim.uid, one.evidence) for one in results] == [("a", (ErrorText(TEXT.text),)), ("b", ())]
+    assert [(result.claim.uid, result.evidence) for result in results] == [
+        ("a", (ErrorText(TEXT.text),)),
+        ("b", ()),
+    ]
 
 
 def test_decode_error_is_classified_as_bad_config() -> None:
@@ -252,7 +255,7 @@ def test_decode_error_is_classified_as_bad_config() -> None:
 
 def test_every_evidence_kind_and_enum_number_is_mapped() -> None:
     kinds = {next(iter(fields)) for fields, _ in EVIDENCE}
-    assert kinds == set(described()[API].message_types_by_name["Evidence"].fields_by_name)
+    assert kinds == set(load_descriptors()[API].message_types_by_name["Evidence"].fields_by_name)
     assert set(ERROR_CLASSES.values()) == set(ErrorClass)
     assert set(OPERATIONS.values()) == set(Operation)
     assert set(methods.EFFECTS) == set(Effect)

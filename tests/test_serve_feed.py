@@ -20,7 +20,7 @@ from agent.serve.health.service import HealthFeed, HealthPublisher, HealthSubscr
 from agent.system.threads.latest_value import LatestValue
 
 
-def ago(age_s: float) -> int:
+def ns_before_now(age_s: float) -> int:
     """Return the monotonic time of so many seconds before now [ns]."""
     return time.monotonic_ns() - int(age_s * NS)
 
@@ -181,8 +181,8 @@ def test_skipped_publications_lose_no_device(
 def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
     async def messages_after(age_s: float) -> tuple[bytes, ...] | None:
         subscribers = HealthSubscribers(Encoder())
-        publish(subscribers, [device("a", timeout_s=60), device("b", timeout_s=0)], ago(age_s))
-        return subscribers._pending(HealthSubscriber(None)).messages  # type: ignore[arg-type]
+        publish(subscribers, [device("a", timeout_s=60), device("b", timeout_s=0)], ns_before_now(age_s))
+        return subscribers._pending_lists(HealthSubscriber(None)).messages  # type: ignore[arg-type]
 
     assert asyncio.run(messages_after(0.0))  # the machine may take a while
     assert not asyncio.run(messages_after(30.0))
@@ -206,7 +206,7 @@ class SentLists:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> SentLists:
+def sent_lists(monkeypatch: pytest.MonkeyPatch) -> SentLists:
     return SentLists(monkeypatch)
 
 
@@ -229,58 +229,58 @@ async def open_stream(subscribers: HealthSubscribers, name: str) -> AsyncIterato
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["opened", "sent-again"])
-def test_withheld_full_list_is_sent_with_the_next_report(sent: SentLists, is_new: bool) -> None:
+def test_withheld_full_list_is_sent_with_the_next_report(sent_lists: SentLists, is_new: bool) -> None:
     """The next report has no new reading of ``slow``, as while its check runs every 20 min."""
 
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         old = [device("fast", timeout_s=30), device("slow", timeout_s=3600)]
-        publish(subscribers, old, ago(40 if is_new else 0))
+        publish(subscribers, old, ns_before_now(40 if is_new else 0))
         async with open_stream(subscribers, "stream"):
             if not is_new:
-                assert sent.lists.pop("stream") == [b"fast,slow"]
-                publish(subscribers, old, ago(40))  # nothing was read again
+                assert sent_lists.lists.pop("stream") == [b"fast,slow"]
+                publish(subscribers, old, ns_before_now(40))  # nothing was read again
                 subscribers.resend_all()
-            assert sent.lists == {}
-            publish(subscribers, [device("fast", verified=2), old[1]], ago(0))
-            publish(subscribers, [device("fast", verified=3), old[1]], ago(0))
-            assert sent.lists == {"stream": [b"fast,slow", b"fast"]}
+            assert sent_lists.lists == {}
+            publish(subscribers, [device("fast", verified=2), old[1]], ns_before_now(0))
+            publish(subscribers, [device("fast", verified=3), old[1]], ns_before_now(0))
+            assert sent_lists.lists == {"stream": [b"fast,slow", b"fast"]}
 
     asyncio.run(run())
 
 
-def test_old_healthy_verdict_does_not_begin_its_lease_again(sent: SentLists) -> None:
+def test_old_healthy_verdict_does_not_begin_its_lease_again(sent_lists: SentLists) -> None:
     """The process was stopped between the evaluation and the sending."""
 
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         names = ["fast", "slow", "broken"]
-        publish(subscribers, [device(name, timeout_s=30) for name in names], ago(0))
+        publish(subscribers, [device(name, timeout_s=30) for name in names], ns_before_now(0))
         async with open_stream(subscribers, "stream"):
-            assert sent.lists.pop("stream") == [b"fast,slow,broken"]
+            assert sent_lists.lists.pop("stream") == [b"fast,slow,broken"]
             broken = unhealthy("broken")._replace(timeout_s=30)
             old = [device("fast", verified=2, timeout_s=30), device("slow", verified=2, timeout_s=60), broken]
-            publish(subscribers, old, ago(16))
-            assert sent.lists.pop("stream") == [b"slow,broken"]
-            publish(subscribers, [device("fast", verified=3, timeout_s=30), *old[1:]], ago(0))
-            assert sent.lists == {"stream": [b"fast"]}
+            publish(subscribers, old, ns_before_now(16))
+            assert sent_lists.lists.pop("stream") == [b"slow,broken"]
+            publish(subscribers, [device("fast", verified=3, timeout_s=30), *old[1:]], ns_before_now(0))
+            assert sent_lists.lists == {"stream": [b"fast"]}
 
     asyncio.run(run())
 
 
-def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent: SentLists) -> None:
+def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent_lists: SentLists) -> None:
     """The publisher begins with the last report of a core that has hung since."""
 
     async def run() -> None:
         latest: LatestValue[Report] = LatestValue()
-        latest.publish(Report("node-a", Instant(ago(40), 0.0), (device("a"),)))
+        latest.publish(Report("node-a", Instant(ns_before_now(40), 0.0), (device("a"),)))
         publisher = HealthPublisher(latest, Encoder(), [DRIVER])
         task = asyncio.create_task(publisher.run())
         await latest.wait_newer(0)
         subscribers = publisher.subscribers_of(DRIVER)
         async with open_stream(subscribers, "stream"):
             assert subscribers._feed.number == 1
-            assert sent.lists == {}
+            assert sent_lists.lists == {}
         task.cancel()
 
     asyncio.run(run())
@@ -297,19 +297,19 @@ def test_new_stream_gets_old_report_only_if_all_devices_are_unknown() -> None:
     assert [feed.is_current(age_s) for age_s in (29.9, 30.0)] == [True, False]
 
 
-def test_unknown_devices_of_a_last_report_are_sent_again(sent: SentLists) -> None:
+def test_unknown_devices_of_a_last_report_are_sent_again(sent_lists: SentLists) -> None:
     """No report follows that of a failed core, and the kubelet forgets the reason when the lease ends."""
 
     async def run() -> None:
         latest: LatestValue[Report] = LatestValue()
-        latest.publish(Report("node-a", Instant(ago(3600), 0.0), (UNKNOWN,)))
+        latest.publish(Report("node-a", Instant(ns_before_now(3600), 0.0), (UNKNOWN,)))
         publisher = HealthPublisher(latest, Encoder(), [DRIVER])
         task = asyncio.create_task(publisher.run())
         await latest.wait_newer(0)
         async with open_stream(publisher.subscribers_of(DRIVER), "stream"), asyncio.timeout(PATIENCE_S):
-            while len(sent.lists.get("stream", [])) < 3:  # noqa: ASYNC110  # a plain function adds lists
+            while len(sent_lists.lists.get("stream", [])) < 3:  # noqa: ASYNC110  # a plain function adds lists
                 await asyncio.sleep(0.01)
-        assert set(sent.lists["stream"]) == {b"a"}
+        assert set(sent_lists.lists["stream"]) == {b"a"}
         task.cancel()
 
     asyncio.run(run())

@@ -79,7 +79,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
         yield serving
 
 
-def listed(client: RawClient, stream: int = 1) -> list[str]:
+def next_device_names(client: RawClient, stream: int = 1) -> list[str]:
     """Return the device names of the stream's next list, which must fit into one frame."""
     _, data = client.next_of(DATA, stream)
     return names(message_class("v1", "NodeWatchResourcesResponse").FromString(data[5:]))
@@ -105,10 +105,10 @@ def test_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None:
     with RawClient(serving.health) as client:
         client.send(frame(kind, 0xFF, 0, b"\0\0\0\1u=1"))
         client.call()
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
         client.send(frame(kind, 0, 1, b"anything"))
         client.call(stream=3)
-        assert listed(client, 3) == ["cpu-node0"]
+        assert next_device_names(client, 3) == ["cpu-node0"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_unread_headers_may_have_any_value(serving: Serving, header: tuple[bytes
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), header])
         client.send(frame(DATA, END_STREAM, 1, message()))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 @pytest.mark.parametrize("name", [b":method", b":path"])
@@ -149,7 +149,7 @@ def test_any_authority_is_accepted(serving: Serving, authority: bytes | None) ->
     with RawClient(serving.health) as client:
         client.headers(1, headers if authority is None else [*headers, (b":authority", authority)])
         client.send(frame(DATA, END_STREAM, 1, message()))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_request_without_method_or_path_is_reset(
         client.headers(1, [header for header in request_headers() if header[0] != missing])
         client.next_of(RST_STREAM, 1)
         client.call(stream=3)
-        assert listed(client, 3) == ["cpu-node0"]
+        assert next_device_names(client, 3) == ["cpu-node0"]
 
 
 @pytest.mark.parametrize("timeout", [b"soon", b"-1S", b"", b"123456789S", b"9" * 400 + b"H"])
@@ -208,10 +208,10 @@ def test_deadline_is_kept(serving: Serving) -> None:
 def test_end_of_stream_without_body_is_the_empty_request(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers(), flags=END_HEADERS | END_STREAM)
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
         client.headers(3, request_headers())
         client.send(frame(DATA, END_STREAM, 3))
-        assert listed(client, 3) == ["cpu-node0"]
+        assert next_device_names(client, 3) == ["cpu-node0"]
 
 
 def test_empty_frame_in_a_request_is_ignored(serving: Serving) -> None:
@@ -219,14 +219,14 @@ def test_empty_frame_in_a_request_is_ignored(serving: Serving) -> None:
         client.headers(1, request_headers())
         for part in (b"", b"\0\0", b"", b"\0\0\0"):
             client.send(frame(DATA, 0, 1, part))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 def test_client_that_never_ends_its_side_is_served(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, 0, 1, message()))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 def test_compressed_request_is_unimplemented(serving: Serving) -> None:
@@ -242,7 +242,7 @@ def test_uncompressed_request_with_grpc_encoding_is_served(serving: Serving) -> 
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
         client.send(frame(DATA, END_STREAM, 1, message()))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 def test_request_above_the_limit_is_refused_with_the_numbers(serving: Serving) -> None:
@@ -264,7 +264,7 @@ def test_request_at_the_limit_is_read(serving: Serving) -> None:
             client.send(frame(DATA, 0, 1, body[start : start + 15_000]))
         client.next_of(WINDOW_UPDATE, 1)  # the bytes so far have been read
         client.send(frame(DATA, END_STREAM, 1, body[60_000:]))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
@@ -285,22 +285,22 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
         assert still_serves(serving)
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         client.call(streams[-1] + 2)
-        assert listed(client, streams[-1] + 2) == ["cpu-node0"]
+        assert next_device_names(client, streams[-1] + 2) == ["cpu-node0"]
         client.headers(streams[-1] + 4, request_headers())
         client.send(frame(DATA, END_STREAM, streams[-1] + 4, message(UNKNOWN_FIELD)))
-        assert listed(client, streams[-1] + 4) == ["cpu-node0"]
+        assert next_device_names(client, streams[-1] + 4) == ["cpu-node0"]
 
 
 def test_requests_on_all_sockets_are_limited_in_memory(serving: Serving) -> None:
-    one, other = (server.memory for _, _, server in serving.servers._served)
-    full = [OpenRequestBytes(one._sockets) for _ in range(4)]
+    first, other = (server.memory for _, _, server in serving.servers._served)
+    full = [OpenRequestBytes(first._sockets) for _ in range(4)]
     for memory in full:
         assert memory.reserve(1, USER_REQUESTS_LIMIT) == ""
         assert memory.reserve(2, REQUESTS_LIMIT - USER_REQUESTS_LIMIT) == ""
     assert other.reserve(1, 1) == "requests on all sockets hold 16777216 bytes, limit 16777216 together"
     assert other.reserve(1, 0) == ""
     full[0].release(2, 1)
-    assert one.reserve(1, 1) == ""
+    assert first.reserve(1, 1) == ""
 
 
 def test_requests_of_all_users_are_limited_in_memory() -> None:
@@ -316,7 +316,7 @@ def test_requests_of_all_users_are_limited_in_memory() -> None:
 def test_request_whose_message_does_not_arrive_is_ended(serving: Serving, monkeypatch) -> None:
     with RawClient(serving.health) as client:
         client.call(1)
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
         monkeypatch.setattr(hardened, "RECEIVE_S", 0.05)
         for stream, part in ((3, b""), (5, b"\0\0"), (7, b"\0\0\0\0\5ab")):
             client.headers(stream, request_headers())
@@ -327,7 +327,7 @@ def test_request_whose_message_does_not_arrive_is_ended(serving: Serving, monkey
                 "the message of the request has not arrived within 0.05 s; send it at once"
             )
         serving.publish(device(verified=2))
-        assert listed(client) == ["cpu-node0"], "a request with its message stays"
+        assert next_device_names(client) == ["cpu-node0"], "a request with its message stays"
 
 
 def test_peer_that_exceeds_the_window_is_disconnected(serving: Serving) -> None:
@@ -339,7 +339,7 @@ def test_peer_that_exceeds_the_window_is_disconnected(serving: Serving) -> None:
         assert settings.get(INITIAL_WINDOW_SIZE, 65_535) == 65_535
         client.headers(1, request_headers())
         client.send(frame(DATA, 0, 1, message()))  # the handler reads only this
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
         client.send(frame(DATA, 0, 1, bytes(16_000)) * 5)
         read_to_the_end(client)
     assert still_serves(serving)
@@ -384,7 +384,7 @@ def test_request_that_is_not_protobuf_is_an_error(serving: Serving) -> None:
 def test_garbage_ends_only_its_own_connection(serving: Serving, garbage: bytes) -> None:
     with RawClient(serving.health) as bystander:
         bystander.call()
-        assert listed(bystander) == ["cpu-node0"]
+        assert next_device_names(bystander) == ["cpu-node0"]
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(str(serving.health))
@@ -392,7 +392,7 @@ def test_garbage_ends_only_its_own_connection(serving: Serving, garbage: bytes) 
             while sock.recv(65_536):
                 pass
         serving.publish(device(verified=2))
-        assert listed(bystander) == ["cpu-node0"]
+        assert next_device_names(bystander) == ["cpu-node0"]
 
 
 def test_h2_buffers_received_bytes_where_hardened_reads_them() -> None:
@@ -412,7 +412,7 @@ def test_leaked_connections_give_way_to_new_ones_idle_first(
             leaked.append(stack.enter_context(RawClient(serving.health)))
             leaked[-1].next_frame()  # accepted; the queue holds fewer than the limit
         leaked[0].call()
-        assert listed(leaked[0]) == ["cpu-node0"]
+        assert next_device_names(leaked[0]) == ["cpu-node0"]
         eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "all are listed")
         assert still_serves(serving)
         read_to_the_end(leaked[1])
@@ -421,7 +421,7 @@ def test_leaked_connections_give_way_to_new_ones_idle_first(
             f"{serving.health}: limit of {CONNECTION_LIMIT} connections reached: closed 1 connections, idle"
         )
         serving.publish(device(verified=2))
-        assert listed(leaked[0]) == ["cpu-node0"], "a connection with a stream stays"
+        assert next_device_names(leaked[0]) == ["cpu-node0"], "a connection with a stream stays"
 
 
 def test_connections_with_streams_stay_and_new_ones_are_refused(serving: Serving) -> None:
@@ -430,7 +430,9 @@ def test_connections_with_streams_stay_and_new_ones_are_refused(serving: Serving
         for _ in range(CONNECTION_LIMIT):
             busy.append(stack.enter_context(RawClient(serving.health)))
             busy[-1].call()
-            assert listed(busy[-1]) == ["cpu-node0"]  # accepted; the queue holds fewer than the limit
+            assert next_device_names(busy[-1]) == [
+                "cpu-node0"
+            ]  # accepted; the queue holds fewer than the limit
         for _ in range(20):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(PATIENCE_S)
@@ -440,7 +442,7 @@ def test_connections_with_streams_stay_and_new_ones_are_refused(serving: Serving
                         pass
         eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "refused connections are closed")
         serving.publish(device(verified=2))
-        assert [listed(client) for client in busy] == [["cpu-node0"]] * CONNECTION_LIMIT
+        assert [next_device_names(client) for client in busy] == [["cpu-node0"]] * CONNECTION_LIMIT
         busy[0].sock.close()
         eventually(lambda: connections(serving.health) == CONNECTION_LIMIT - 1, "one connection has ended")
         assert still_serves(serving)
@@ -454,7 +456,9 @@ def test_user_with_most_connections_gives_way_to_another(serving: Serving, monke
         for _ in range(CONNECTION_LIMIT):
             busy.append(stack.enter_context(RawClient(serving.health)))
             busy[-1].call()
-            assert listed(busy[-1]) == ["cpu-node0"]  # accepted; the queue holds fewer than the limit
+            assert next_device_names(busy[-1]) == [
+                "cpu-node0"
+            ]  # accepted; the queue holds fewer than the limit
         assert still_serves(serving)
         read_to_the_end(busy[-1])
 
@@ -479,7 +483,7 @@ def client_with_stream(path: Path) -> RawClient:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
             client = stack.enter_context(RawClient(path))
             client.call()
-            assert listed(client) == ["cpu-node0"]
+            assert next_device_names(client) == ["cpu-node0"]
             stack.pop_all()
             return client
 
@@ -492,7 +496,7 @@ def test_idle_connection_is_closed_after_its_time(serving: Serving, monkeypatch)
         assert struct.unpack(">II", payload) == (0, 0)
         read_to_the_end(idle)
         serving.publish(device(verified=2))
-        assert listed(client) == ["cpu-node0"], "a connection with a request stays"
+        assert next_device_names(client) == ["cpu-node0"], "a connection with a request stays"
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         client.next_of(GOAWAY, 0)
 
@@ -506,7 +510,7 @@ def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch)
             while silent.recv(65_536):
                 pass
         serving.publish(device(verified=2))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 def test_silent_clients_are_logged_once_a_minute(serving: Serving, monkeypatch, caplog) -> None:
@@ -626,7 +630,7 @@ def test_stalled_readers_of_different_reports_are_ended(
                         trailers[received[2]] = headers
 
             for number in range(12):
-                serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
+                serving.publish(*(health._replace(verified=at(number + 2)) for health in many))
                 client.call(2 * number + 1, path=WATCH)
                 while 2 * number + 1 not in begun:
                     read_headers()
@@ -654,7 +658,7 @@ def test_stalled_reader_of_several_lists_holds_them_all(
     many = [device(f"cpu-node{number}", message="x" * 2000) for number in range(2000)]
     with Serving(tmp_path) as serving, RawClient(serving.health, window=0) as client:
         for number in range(2):
-            serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
+            serving.publish(*(health._replace(verified=at(number + 2)) for health in many))
             client.call(2 * number + 1)
             if not number:
                 client.next_headers(1)
@@ -668,12 +672,12 @@ def test_request_that_is_reset_at_once_releases_its_window(serving: Serving) -> 
     """Four such requests would fill the connection's window."""
     with RawClient(serving.health) as client:
         for stream in range(1, 81, 2):
-            header = client.encoded(stream, request_headers()) + frame(DATA, 0, stream, bytes(16_000))
+            header = client.encode_headers(stream, request_headers()) + frame(DATA, 0, stream, bytes(16_000))
             client.send(header + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
             if stream % 6 == 5:  # half of the window is released at once
                 client.next_of(WINDOW_UPDATE, 0)
         client.call(81)
-        assert listed(client, 81) == ["cpu-node0"]
+        assert next_device_names(client, 81) == ["cpu-node0"]
 
 
 def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
@@ -682,7 +686,7 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
         for client in clients:
             for stream in range(1, 128, 2):
                 client.call(stream)
-                assert listed(client, stream) == ["cpu-node0"]
+                assert next_device_names(client, stream) == ["cpu-node0"]
         more = itertools.count(129, 2)
         assert not any(is_served(clients[0], next(more)) for _ in range(20))
         (logged,) = [record.getMessage() for record in caplog.records if record.name == server.__name__]
@@ -690,11 +694,11 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
             f"{serving.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused or ended 1 requests"
         )
         serving.publish(device(verified=2))
-        assert listed(clients[-1], 127) == ["cpu-node0"]
+        assert next_device_names(clients[-1], 127) == ["cpu-node0"]
         clients[0].send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         eventually(lambda: is_served(clients[0], next(more)), "one request is accepted")
         reset_stream = next(more)
-        header = clients[0].encoded(reset_stream, request_headers()) + frame(
+        header = clients[0].encode_headers(reset_stream, request_headers()) + frame(
             DATA, END_STREAM, reset_stream, message()
         )
         clients[0].send(
@@ -715,7 +719,7 @@ def test_user_with_most_requests_gives_way_to_another(serving: Serving, monkeypa
         for client in clients:
             for stream in range(1, 128, 2):
                 client.call(stream)
-                assert listed(client, stream) == ["cpu-node0"]
+                assert next_device_names(client, stream) == ["cpu-node0"]
         assert not is_served(clients[0], 129)
         assert still_serves(serving)
         ended = clients[0].next_headers(127)
@@ -738,7 +742,7 @@ def test_random_frames_end_only_their_own_connection(serving: Serving) -> None:
     rng = random.Random(4680)
     with RawClient(serving.health) as bystander:
         bystander.call()
-        listed(bystander)
+        next_device_names(bystander)
         for _ in range(60):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.connect(str(serving.health))
@@ -750,7 +754,7 @@ def test_random_frames_end_only_their_own_connection(serving: Serving) -> None:
                     except OSError:  # already disconnected
                         break
         serving.publish(device(verified=2))
-        assert listed(bystander) == ["cpu-node0"]
+        assert next_device_names(bystander) == ["cpu-node0"]
 
 
 def test_list_above_the_window_continues_when_there_is_room(serving: Serving) -> None:
@@ -770,14 +774,14 @@ def test_list_above_the_window_continues_when_there_is_room(serving: Serving) ->
             data += client.next_of(DATA, 1)[1]
         assert message_class("v1", "NodeWatchResourcesResponse").FromString(data[5:]).devices[0].message
         serving.publish(device(verified=3))
-        assert listed(client) == ["cpu-node0"]
+        assert next_device_names(client) == ["cpu-node0"]
 
 
 def test_reset_stream_does_not_end_other_streams(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         for stream in (1, 3):
             client.call(stream)
-            assert listed(client, stream) == ["cpu-node0"]
+            assert next_device_names(client, stream) == ["cpu-node0"]
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         client.send(frame(PING, 0, 0, bytes(8)))
         client.next_of(PING, 0)  # the reset has been read
@@ -814,7 +818,7 @@ def test_stuck_peer_does_not_keep_its_connection_open(serving: Serving) -> None:
 
 def test_stuck_peer_that_sends_no_more_is_disconnected(serving: Serving) -> None:
     """asyncio closes such a connection only after its write buffer is sent."""
-    (driver,) = (one for name, _, one in serving.servers._served if name != AGENT_SOCKET)
+    (driver,) = (entry for name, _, entry in serving.servers._served if name != AGENT_SOCKET)
     seconds = itertools.count(2)
     with stuck_client(serving.health) as client:
         (only,) = driver.connections
@@ -869,7 +873,7 @@ def test_flood_of_control_frames_ends_with_enhance_your_calm(
     with watch_health(serving.health) as other, RawClient(serving.health) as client:
         assert names(other.next()) == ["cpu-node0"]
         client.call()
-        listed(client)
+        next_device_names(client)
         client.headers(3, request_headers())
         assert goaway_of(client, floods[kind]) == ENHANCE_YOUR_CALM
         serving.publish(device(verified=9))
@@ -884,7 +888,7 @@ def test_refused_requests_end_with_enhance_your_calm(serving: Serving) -> None:
         streams = itertools.count(1, 2)
         while True:
             with contextlib.suppress(BrokenPipeError):  # the server has closed the connection
-                client.send(b"".join(client.encoded(next(streams), incomplete) for _ in range(64)))
+                client.send(b"".join(client.encode_headers(next(streams), incomplete) for _ in range(64)))
             kinds = Counter[int]()
             while kinds[RST_STREAM] < 64 and not kinds[GOAWAY]:
                 received = client.next_frame()
@@ -902,7 +906,7 @@ def test_requests_that_are_reset_at_once_end_with_enhance_your_calm(serving: Ser
         client.next_frame()  # SETTINGS: its acknowledgement must not be sent in the middle of the flood
         cancel = struct.pack(">I", CANCEL)
         flood = b"".join(
-            client.encoded(stream, request_headers()) + frame(RST_STREAM, 0, stream, cancel)
+            client.encode_headers(stream, request_headers()) + frame(RST_STREAM, 0, stream, cancel)
             for stream in range(1, 8001, 2)
         )
         assert goaway_of(client, flood) == ENHANCE_YOUR_CALM

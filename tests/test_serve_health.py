@@ -164,7 +164,7 @@ def test_report_without_changes_sends_nothing(serving: Serving, kubelet: Watcher
     serving.publish(device("a"))
     serving.publish(device("a", verified=2))
     assert facts(kubelet.next())[0][3] == int(at(2).wall_s)
-    assert kubelet.pending() == 0
+    assert kubelet.pending_count() == 0
 
 
 def test_empty_report_keeps_the_stream_open(serving: Serving, kubelet: Watcher) -> None:

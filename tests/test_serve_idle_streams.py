@@ -289,7 +289,7 @@ def test_publishing_thread_sends_while_the_event_loop_is_blocked(serving: Servin
         eventually(lambda: serving.latest.is_delivered(), "the event loop has the last report")
         serving.publish(device("first", verified=9))
         assert watcher.next().devices[0].last_updated_time == int(at(9).wall_s)
-        assert watcher.pending() == 0
+        assert watcher.pending_count() == 0
 
 
 def test_failed_sending_at_once_is_repeated_by_the_event_loop(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_device_without_new_reading_is_not_sent_by_the_publishing_thread(serving
             serving.publish(device("first"), device("other"))
             serving.publish(device("first"), device("other", verified=2))
             assert names(watcher.next()) == ["other"]
-        assert watcher.pending() == 0
+        assert watcher.pending_count() == 0
 
 
 def test_windows_are_kept_and_newest_list_follows_their_opening(serving: Serving) -> None:
@@ -352,7 +352,7 @@ def test_windows_are_kept_and_newest_list_follows_their_opening(serving: Serving
             serving.publish(device("first", verified=second, message="x" * 1000))
 
 
-def large(second: int) -> list[DeviceHealth]:
+def large_devices(second: int) -> list[DeviceHealth]:
     """Return devices whose list has about 120 kB."""
     return [device(f"gpu-{n}", verified=second, message="x" * 1000) for n in range(120)]
 
@@ -362,7 +362,7 @@ def test_frames_stay_whole_when_the_socket_takes_a_part(serving: Serving) -> Non
     with subscriber(serving) as (client, lists):
         with stopped_loop(serving):
             for second in range(2, 8):
-                serving.publish(*large(second))
+                serving.publish(*large_devices(second))
             client.send(frame(PING, 0, 0, b"12345678"))
             client.headers(3, [(b":method", b"POST")])  # refused with a reset
         seconds = [1]
@@ -390,7 +390,7 @@ def publish_until_cut(serving: Serving) -> int:
     table, second = lent_streams(serving), 1
     while not table.count_behind(table._array[0].number):
         second += 1
-        serving.publish(*large(second))
+        serving.publish(*large_devices(second))
     return second
 
 
@@ -416,11 +416,11 @@ def test_stream_is_not_lent_while_data_wait_for_its_socket(serving: Serving) -> 
         with stopped_loop(serving):
             assert lent_count(serving) == 0
             client.drain()
-            serving.publish(*large(last + 1))
+            serving.publish(*large_devices(last + 1))
             assert client.drain() == 0
         for second in range(2, last + 2):
             assert set(device_times(lists.next())) == {int(at(second).wall_s)}
-        serving.publish(*large(last + 2))
+        serving.publish(*large_devices(last + 2))
         lists.next()
         wait_lent(serving)
 

@@ -102,10 +102,10 @@ def test_stalled_readers_of_a_thousand_devices_share_one_limit_of_memory(tmp_pat
             client.call(path=WATCH)
             client.next_headers(1)
             server.publish()
-        one = clients.enter_context(RawClient(server.agent_socket, window=0))
+        raw_client = clients.enter_context(RawClient(server.agent_socket, window=0))
         for stream in range(1, 80, 2):
-            one.call(stream, path=WATCH)
-            one.next_headers(stream)
+            raw_client.call(stream, path=WATCH)
+            raw_client.next_headers(stream)
             server.publish()
         assert server.rss_bytes() - before < 2 * UNSENT_LIMIT
 

@@ -7,7 +7,7 @@ from agent.serve.agent_api.client import StreamHealth
 from agent.serve.grpc.gen.health_v1 import v1
 
 
-def listed(
+def health_list(
     *names: str, health: int = 1, message: str = "", timeout_s: int = 10
 ) -> v1.NodeWatchResourcesResponse:
     return v1.NodeWatchResourcesResponse(
@@ -36,7 +36,7 @@ def test_merged_health_before_first_list_is_empty() -> None:
 
 def test_lease_counts_from_receipt_not_from_peer_time() -> None:
     merged = StreamHealth()
-    merged.update(listed("a"), at(100))
+    merged.update(health_list("a"), at(100))
     assert devices(merged, 109)["a"].health is Health.HEALTHY
     assert devices(merged, 110)["a"].health is Health.UNKNOWN
     assert devices(merged, 110)["a"].verified.wall_s == 1_600_000_000
@@ -44,37 +44,39 @@ def test_lease_counts_from_receipt_not_from_peer_time() -> None:
 
 def test_heartbeat_renews_lease_and_keeps_since() -> None:
     merged = StreamHealth()
-    merged.update(listed("a"), at(100))
-    merged.update(listed("a"), at(109))
+    merged.update(health_list("a"), at(100))
+    merged.update(health_list("a"), at(109))
     assert devices(merged, 118)["a"].health is Health.HEALTHY
     assert devices(merged, 118)["a"].since == at(100)
 
 
 def test_omitted_device_keeps_its_lease() -> None:
     merged = StreamHealth()
-    merged.update(listed("a", timeout_s=10), at(100))
-    merged.update(listed("b", timeout_s=30), at(105))
+    merged.update(health_list("a", timeout_s=10), at(100))
+    merged.update(health_list("b", timeout_s=30), at(105))
     assert [device.health for device in devices(merged, 112).values()] == [Health.UNKNOWN, Health.HEALTHY]
 
 
 def test_expired_device_is_unknown_until_next_report() -> None:
     merged = StreamHealth()
-    merged.update(listed("a"), at(100))
+    merged.update(health_list("a"), at(100))
     assert devices(merged, 500)["a"].health is Health.UNKNOWN
     assert merged.expires_in_s(at(500)) is None
-    merged.update(listed("a"), at(501))
+    merged.update(health_list("a"), at(501))
     assert (devices(merged, 502)["a"].health, devices(merged, 502)["a"].since) == (Health.HEALTHY, at(501))
 
 
 def test_expires_in_returns_time_of_next_lease_end() -> None:
     merged = StreamHealth()
-    merged.update(listed("a", timeout_s=30), at(100))
-    merged.update(listed("b", timeout_s=10), at(102))
+    merged.update(health_list("a", timeout_s=30), at(100))
+    merged.update(health_list("b", timeout_s=10), at(102))
     assert merged.expires_in_s(at(104)) == 8
     assert merged.expires_in_s(at(999)) == 0
 
 
 def test_duplicate_entries_last_one_counts() -> None:
     merged = StreamHealth()
-    merged.update(v1.NodeWatchResourcesResponse(listed("a").devices + listed("a", health=2).devices), at(100))
+    merged.update(
+        v1.NodeWatchResourcesResponse(health_list("a").devices + health_list("a", health=2).devices), at(100)
+    )
     assert devices(merged, 101)["a"].health is Health.UNHEALTHY

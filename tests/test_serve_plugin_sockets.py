@@ -56,11 +56,16 @@ def test_plugin_paths_contain_pod_uid() -> None:
     ],
 )
 def test_too_long_names_are_hashed_in_the_usual_way(driver: str, service: str, registration: str) -> None:
-    def hashed(text: str, size: int) -> str:
+    def hash_name(text: str, size: int) -> str:
         return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:size]).decode().rstrip("=")
 
     paths = plugin_paths(driver, kubelet_dir=KUBELET_DIR, pod_uid=UID)
-    values = {"driver": driver, "uid": UID, "uid8": hashed(UID, 8), "both16": hashed(f"{driver}\0{UID}", 16)}
+    values = {
+        "driver": driver,
+        "uid": UID,
+        "uid8": hash_name(UID, 8),
+        "both16": hash_name(f"{driver}\0{UID}", 16),
+    }
     assert paths.service.name == service.format(**values)
     assert paths.registration.name == registration.format(**values)
 
@@ -70,7 +75,7 @@ LABELS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=1, max_size=63
 
 @given(LABELS, st.integers(1, 17), st.text("0123456789abcdef", max_size=36))
 def test_plugin_paths_fit_into_the_socket_limit(driver: str, depth: int, pod_uid: str) -> None:
-    """Also with a kubelet directory that is a little longer than usual."""
+    """This holds for a kubelet directory that is a little longer than usual, too."""
     paths = plugin_paths(driver, kubelet_dir=Path("/" + "k" * depth), pod_uid=pod_uid)
     for path in (paths.service, paths.registration):
         assert len(os.fsencode(path)) <= SOCKET_PATH_LIMIT

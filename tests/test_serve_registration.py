@@ -117,11 +117,11 @@ def test_invalid_status_is_refused_with_place(
     registrar: Registrar, kubelet: Kubelet, data: bytes, text: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        kubelet.raw(f"{REGISTRATION}/NotifyRegistrationStatus", data)
+        kubelet.call_raw(f"{REGISTRATION}/NotifyRegistrationStatus", data)
     assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INTERNAL, text)
     assert registrar.statuses == []
 
 
 def test_unknown_fields_of_a_newer_kubelet_are_ignored(registrar: Registrar, kubelet: Kubelet) -> None:
-    kubelet.raw(f"{REGISTRATION}/NotifyRegistrationStatus", b"\x7a\x01x\x08\x01\x78\x05")
+    kubelet.call_raw(f"{REGISTRATION}/NotifyRegistrationStatus", b"\x7a\x01x\x08\x01\x78\x05")
     assert registrar.statuses == [(True, "")]

@@ -50,31 +50,37 @@ SOURCE = st.builds(
 RULE = st.builds(NotApplicable, TEXT, TEXT, TEXT)
 
 
-def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+def few_of(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
     return st.lists(strategy, max_size=3).map(tuple)
 
 
 DEVICE = st.builds(
     DeviceHealth,
-    *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few(CAUSE)),
-    few(st.tuples(TEXT, TEXT)),
+    *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few_of(CAUSE)),
+    few_of(st.tuples(TEXT, TEXT)),
     TEXT,
 )
 CLEARED = st.builds(
     ClearedFault, TEXT, TEXT, st.floats(0, 1e12), SMALL, SMALL, st.integers(NO_LOGIN_UID, 1 << 32)
 )
-NOTE = st.builds(NonDeviceCause, TEXT, CAUSE, few(TEXT))
+NOTE = st.builds(NonDeviceCause, TEXT, CAUSE, few_of(TEXT))
 REPORT = st.builds(
     Report,
-    *(TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL),
-    cleared=few(CLEARED),
+    *(TEXT, INSTANT, few_of(DEVICE), few_of(NOTE), few_of(RULE), few_of(RULE), few_of(SOURCE), CORE, SMALL),
+    cleared=few_of(CLEARED),
 )
 STATUS = st.builds(
     AgentStatus,
     *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
-    *(st.integers(1, 1 << 40), few(st.builds(SeverityCount, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
-    few(st.builds(SocketSubscriberCounts, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
-    few(st.builds(RepairCount, REPAIR, SMALL)),
+    *(
+        st.integers(1, 1 << 40),
+        few_of(st.builds(SeverityCount, SEVERITY, SMALL)),
+        few_of(SOURCE),
+        CORE,
+        SMALL,
+    ),
+    few_of(st.builds(SocketSubscriberCounts, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
+    few_of(st.builds(RepairCount, REPAIR, SMALL)),
 )
 
 
@@ -83,13 +89,13 @@ def note(device: str) -> NonDeviceCause:
     return NonDeviceCause("pod a", cause, (device,))
 
 
-def encoded(report: Report) -> bytes:
+def encode_whole(report: Report) -> bytes:
     return b"".join(encode_report(report))
 
 
 @given(REPORT)
 def test_decoded_report_equals_encoded_report(report: Report) -> None:
-    assert decode_report(Codec().decode(encoded(report), v1.Report)) == report
+    assert decode_report(Codec().decode(encode_whole(report), v1.Report)) == report
 
 
 @given(STATUS)
@@ -99,7 +105,7 @@ def test_decoded_status_equals_encoded_status(status: AgentStatus) -> None:
 
 @given(REPORT)
 def test_google_protobuf_encodes_report_to_the_same_bytes(report: Report) -> None:
-    data = encoded(report)
+    data = encode_whole(report)
     assert message_class("drahealth.v1", "Report").FromString(data).SerializeToString() == data
 
 
@@ -117,7 +123,7 @@ def test_status_before_first_report_has_no_time() -> None:
 
 def test_invalid_unicode_is_replaced() -> None:
     report = Report("node-a", at(1), (device("a", message="\udcff is not a string"),), (note("\udcff"),))
-    read = message_class("drahealth.v1", "Report").FromString(encoded(report))
+    read = message_class("drahealth.v1", "Report").FromString(encode_whole(report))
     assert (read.devices[0].message, read.notes[0].devices) == ("? is not a string", ["?"])
 
 
@@ -128,7 +134,7 @@ def test_google_protobuf_reads_joined_chunks_as_one_report() -> None:
     cause = replace(cause, repair=Repair.REBOOT_NODE)
     gpu = device("b")._replace(attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
     report = Report("node-a", at(3), (device("a", causes=(cause,)), gpu), groups=7)
-    message = message_class("drahealth.v1", "Report").FromString(encoded(report))
+    message = message_class("drahealth.v1", "Report").FromString(encode_whole(report))
     assert [item.name for item in message.devices] == ["a", "b"]
     assert (message.node, message.groups, message.at.mono_ns) == ("node-a", 7, at(3).mono_ns)
     assert message.devices[0].causes[0].evidence == "CPU 1 is offline"
@@ -192,7 +198,7 @@ def test_unknown_enum_value_raises_with_field_name(message: v1.Report, field: st
         decode_report(Codec().decode(bytes(message), v1.Report))
 
 
-@given(few(CLEARED), st.none() | st.sampled_from(ClearRefusal), TEXT)
+@given(few_of(CLEARED), st.none() | st.sampled_from(ClearRefusal), TEXT)
 def test_clear_reply_is_equal_after_decoding(
     cleared: tuple[ClearedFault, ...], refusal: ClearRefusal | None, reason: str
 ) -> None:

@@ -315,7 +315,7 @@ def test_file_in_place_of_directory_is_named_in_error(tmp_path: Path) -> None:
             make_socket_directory(path, flag="--runtime-dir")
 
 
-# --- who can replace the files ------------------------------------------------------------------------------
+# --- permissions of the files -------------------------------------------------------------------------------
 
 
 def test_world_writable_directory_is_refused(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.google import described
+from wire.google import load_descriptors
 from wire.link import API, message
 from wire.random_messages import messages
 
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire import TooManyEntries, encode_message, read_message
 
-MESSAGES = described()[API].message_types_by_name
+MESSAGES = load_descriptors()[API].message_types_by_name
 REQUESTS = [item for name, item in MESSAGES.items() if name.endswith("Request")]
 
 

@@ -36,7 +36,7 @@ def script(*events, length=3000, machine=GPU_NODE):
     return NodeScript(machine, length, tuple(ScriptEvent(*event) for event in events))
 
 
-def violated(*events, **options):
+def violated_invariant(*events, **options):
     """Return the invariant that a script violates; None: none."""
     found = NodeRun(script(*events, **options)).run().violation
     return found and found.invariant
@@ -65,12 +65,12 @@ def test_each_kind_of_event_alone_violates_no_invariant(kind):
 
 @pytest.mark.parametrize("kind", sorted(kind.name for kind in FAULT_KINDS.values() if kind.median_s))
 def test_overlapping_faults_of_one_kind_violate_no_invariant(kind):
-    assert violated((600, kind, 0, 60), (620, kind, 0, 600)) is None
+    assert violated_invariant((600, kind, 0, 60), (620, kind, 0, 600)) is None
 
 
 def test_end_of_a_hang_that_a_crash_of_nvml_ended_leaves_a_later_hang():
     events = ((600, "gpu-hang", 0, 400), (700, "nvml-crash", 0, 5), (900, "gpu-hang", 0, 600))
-    assert violated(*events) is None
+    assert violated_invariant(*events) is None
 
 
 def test_same_seed_gives_the_same_script_and_verdicts():
@@ -127,39 +127,39 @@ def test_every_invariant_has_a_mutation():
 
 def test_ignored_xids_leave_a_broken_gpu_healthy(monkeypatch):
     monkeypatch.setattr(gpu_state, "ingest_faults", lambda log, *_: log)
-    assert violated((600, "gpu-halted", 0, 600)) == BROKEN
+    assert violated_invariant((600, "gpu-halted", 0, 600)) == BROKEN
 
 
 def test_missing_recovery_leaves_a_gpu_unhealthy(monkeypatch):
     monkeypatch.setattr(gpu_state, "resolve_faults", lambda log, *_: (log, None))
-    assert violated((600, "gpu-gsp", 0, 60)) in (CAUSE, CLEARS)
+    assert violated_invariant((600, "gpu-gsp", 0, 60)) in (CAUSE, CLEARS)
 
 
 def test_cause_that_outlasts_its_fault_is_found_while_another_fault_lasts(monkeypatch):
     monkeypatch.setattr(gpu_state, "resolve_faults", lambda log, *_: (log, None))
-    assert violated((600, "gpu-gsp", 0, 60), (700, "gpu-hot", 0, 2200)) == CAUSE
+    assert violated_invariant((600, "gpu-gsp", 0, 60), (700, "gpu-hot", 0, 2200)) == CAUSE
 
 
 def change_devices(monkeypatch, change):
     """Let each report have only the changed devices that are not None."""
     real = node_run.step
 
-    def changed(*args, **options):
+    def changed_step(*args, **options):
         state, report = real(*args, **options)
         devices = [changed for device in report.devices if (changed := change(device))]
         return state, replace(report, devices=tuple(devices))
 
-    monkeypatch.setattr(node_run, "step", changed)
+    monkeypatch.setattr(node_run, "step", changed_step)
 
 
 def test_device_that_reports_lack_is_found(monkeypatch):
     change_devices(monkeypatch, lambda device: None if device.device == "cpu-node0" else device)
-    assert violated() == CLEARS
+    assert violated_invariant() == CLEARS
 
 
 def test_fault_that_is_only_a_note_is_found(monkeypatch):
     monkeypatch.setattr("agent.health.gpu.heat.Severity", type("S", (), {"DEGRADED": Severity.INFO}))
-    assert violated((600, "gpu-hot", 0, 600)) == BROKEN
+    assert violated_invariant((600, "gpu-hot", 0, 600)) == BROKEN
 
 
 def test_broken_device_that_is_only_unknown_is_found(monkeypatch):
@@ -169,23 +169,23 @@ def test_broken_device_that_is_only_unknown_is_found(monkeypatch):
 
     change_devices(monkeypatch, unknown)
     machine = MachineSpec(2, "H100", (), 1, 4, 512, False)
-    assert violated((600, "gpu-halted", 0, 600), machine=machine) == BROKEN
+    assert violated_invariant((600, "gpu-halted", 0, 600), machine=machine) == BROKEN
 
 
 def test_lease_that_is_too_long_is_found_before_a_stopped_agent_continues(monkeypatch):
     change_devices(monkeypatch, lambda device: device._replace(timeout_s=45))
-    assert violated((600, "agent-stop", 0, 90), (610, "gpu-halted", 0, 600)) == BROKEN
+    assert violated_invariant((600, "agent-stop", 0, 90), (610, "gpu-halted", 0, 600)) == BROKEN
 
 
 def test_unknown_cause_that_stays_is_found(monkeypatch):
     """A source that has resumed is never trusted again."""
     monkeypatch.setattr("agent.health.verdict.CLEAN_PASSES", 10**9)
-    assert violated((600, "source-hang", 0, 30)) == CLEARS
+    assert violated_invariant((600, "source-hang", 0, 30)) == CLEARS
 
 
 def test_verdict_without_its_fault_is_found(monkeypatch):
     monkeypatch.setattr("agent.health.gpu.heat.Severity", type("S", (), {"DEGRADED": Severity.UNHEALTHY}))
-    assert violated((600, "gpu-hot", 0, 60)) == CAUSE
+    assert violated_invariant((600, "gpu-hot", 0, 60)) == CAUSE
 
 
 def test_repeated_verdict_without_a_reading_is_found(monkeypatch):
@@ -193,47 +193,47 @@ def test_repeated_verdict_without_a_reading_is_found(monkeypatch):
     monkeypatch.setattr(service.HealthFeed, "pending_messages", lambda feed, _, *rest: real(feed, 0, *rest))
     monkeypatch.setattr(engine, "_schedule_stall_detection", lambda *_, **__: None)
     monkeypatch.setattr(engine, "find_stalls", lambda *_: {})
-    assert violated((600, "source-hang", 0, 600)) == VERIFIED
+    assert violated_invariant((600, "source-hang", 0, 600)) == VERIFIED
 
 
 def test_taint_that_goes_at_once_is_found(monkeypatch):
     monkeypatch.setattr(taints._DecisionContext, "quiet_until", lambda self, gone_ns: gone_ns)
     machine = MachineSpec(0, "H100", (), 1, 4, 512, False)
-    assert violated((600, "pool-shrunk", 0, 5), machine=machine) == TAINTS
+    assert violated_invariant((600, "pool-shrunk", 0, 5), machine=machine) == TAINTS
 
 
 def test_time_that_the_history_loses_is_found(monkeypatch):
     real = node_run.VerdictChangeLog.handle_report
 
-    def forgetful(log, report, boot_s):
+    def forget_changes(log, report, boot_s):
         if len(log.pending) < 40:
             real(log, report, boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forget_changes)
     events = [(600 + 300 * number, "gpu-hang", 0, 30) for number in range(8)]
-    assert violated(*events, length=4000) == HISTORY
+    assert violated_invariant(*events, length=4000) == HISTORY
 
 
 def test_device_that_the_history_lacks_is_found(monkeypatch):
     real = node_run.VerdictChangeLog.handle_report
 
-    def forgetful(log, report, boot_s):
+    def forget_cpus(log, report, boot_s):
         devices = [device for device in report.devices if device.device != "cpu-node0"]
         real(log, replace(report, devices=tuple(devices)), boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
-    assert violated() == HISTORY
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forget_cpus)
+    assert violated_invariant() == HISTORY
 
 
 def test_device_without_a_taint_is_found(monkeypatch):
     real = node_run.decide_taints
     monkeypatch.setattr(node_run, "decide_taints", lambda *args: replace(real(*args), taints=Taints()))
-    assert violated((600, "gpu-halted", 0, 600)) == TAINTS
+    assert violated_invariant((600, "gpu-halted", 0, 600)) == TAINTS
 
 
 def test_driver_fault_that_is_not_added_is_found(monkeypatch):
     monkeypatch.setattr(prepare_ledger, "add_faults", lambda known, *_: known)
-    assert violated((600, "prepare-fault", 0, 60)) == PREPARES
+    assert violated_invariant((600, "prepare-fault", 0, 60)) == PREPARES
 
 
 # --- shrinking and the command ------------------------------------------------------------------------------

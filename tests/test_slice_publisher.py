@@ -368,12 +368,12 @@ def test_dropped_taints_are_logged_and_not_written_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def drop(devices: list[dict[str, Any]], now: str) -> None:
+    def drop_devices(devices: list[dict[str, Any]], now: str) -> None:
         for device in devices:
             device.pop("taints", None)
             device.pop("consumesCounters", None)
 
-    monkeypatch.setattr("go_driver.api_server._check_slice", drop)
+    monkeypatch.setattr("go_driver.api_server._check_slice", drop_devices)
     device = drahealth.SliceDevice("card-0", fields={"consumesCounters": [{"counterSet": "x"}]})
     publisher = drahealth.SlicePublisher(api, monitor, [device])
     for _ in range(3):
@@ -398,7 +398,7 @@ Started = Callable[..., drahealth.SlicePublisher]
 
 
 @pytest.fixture
-def started(
+def running_publisher(
     quick: None, api: drahealth.ApiServer, monitor: drahealth.Monitor, kube_api: FakeKubeApi
 ) -> Iterator[drahealth.SlicePublisher]:
     with drahealth.SlicePublisher(api, monitor, CARDS) as publisher:
@@ -409,7 +409,7 @@ def started(
 
 
 def test_slices_that_the_kubelet_deletes_return(
-    started: drahealth.SlicePublisher, kube_api: FakeKubeApi
+    running_publisher: drahealth.SlicePublisher, kube_api: FakeKubeApi
 ) -> None:
     for _ in range(2):
         kube_api.wipe(DRIVER)
@@ -417,7 +417,7 @@ def test_slices_that_the_kubelet_deletes_return(
 
 
 def test_slices_that_others_change_are_restored(
-    started: drahealth.SlicePublisher, kube_api: FakeKubeApi
+    running_publisher: drahealth.SlicePublisher, kube_api: FakeKubeApi
 ) -> None:
     found = json.loads(json.dumps(kube_api.get(f"{SLICES}/{NAME}-0")))
     found["spec"]["devices"] = []
@@ -426,9 +426,9 @@ def test_slices_that_others_change_are_restored(
 
 
 def test_new_devices_are_published_without_a_change_of_taints(
-    started: drahealth.SlicePublisher, kube_api: FakeKubeApi
+    running_publisher: drahealth.SlicePublisher, kube_api: FakeKubeApi
 ) -> None:
-    started.set_devices(CARDS[:1])
+    running_publisher.set_devices(CARDS[:1])
     eventually(lambda: generations(kube_api) == {(NODE, 2, 1)}, "new generation")
 
 
@@ -499,7 +499,7 @@ def test_slices_are_compared_periodically_without_the_verb_watch(
 
 
 def test_repair_is_tried_until_the_api_server_answers(
-    started: drahealth.SlicePublisher, kube_api: FakeKubeApi, caplog: pytest.LogCaptureFixture
+    running_publisher: drahealth.SlicePublisher, kube_api: FakeKubeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     kube_api.refuse = lambda call: (
         Refusal(503, "ServiceUnavailable", "away") if call.method == "POST" else None
@@ -550,12 +550,12 @@ def test_retry_after_of_the_api_server_delays_the_repair(
     ],
 )
 def test_repair_continues_after_answers_of_another_program(
-    started: drahealth.SlicePublisher, kube_api: FakeKubeApi, garbage: dict[str, Any]
+    running_publisher: drahealth.SlicePublisher, kube_api: FakeKubeApi, garbage: dict[str, Any]
 ) -> None:
     kube_api.garbage = garbage
     kube_api.calls.clear()
     kube_api.break_streams()
-    started.set_devices(CARDS[:1])
+    running_publisher.set_devices(CARDS[:1])
     eventually(lambda: len([call for call in kube_api.calls if "watch" not in call.target]) > 2, "attempts")
     assert not [call for call in kube_api.calls if call.method == "DELETE"]
     kube_api.garbage = None
@@ -648,6 +648,6 @@ def test_publisher_is_created_before_the_start_of_the_monitor(
 
 
 def test_logger_of_the_package_is_quiet_while_slices_are_in_order(
-    started: drahealth.SlicePublisher, caplog: pytest.LogCaptureFixture
+    running_publisher: drahealth.SlicePublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -67,12 +67,17 @@ def all_verdicts(paths: Sequence[Path], change: ChangeSettings) -> tuple[list[Ob
     replayed = Replay(change)
     found = [
         (
-            *(one.recorded.now, one.recorded.use, one.recorded.verdicts, recorded_verdicts(one.report)),
-            one.report.starting,
-            (pods := one.recorded.snapshot.pods) and (pods.uses, pods.names),
+            *(
+                found_step.recorded.now,
+                found_step.recorded.use,
+                found_step.recorded.verdicts,
+                recorded_verdicts(found_step.report),
+            ),
+            found_step.report.starting,
+            (pods := found_step.recorded.snapshot.pods) and (pods.uses, pods.names),
         )
         for path in paths
-        for one in replayed.segment(SegmentReader(path))
+        for found_step in replayed.segment(SegmentReader(path))
     ]
     assert replayed._state is not None
     return found, replayed._state
@@ -100,8 +105,10 @@ def verdict_state(state: EngineState, *, with_cgroups: bool) -> EngineState:
     apart = ("node", "group:")[: 1 if with_cgroups else 2]
     state = replace(
         recordable_state(state),
-        conditions={key: one for key, one in state.conditions.items() if not key[0].startswith(apart)},
-        devices={name: (one.health, one.severity) for name, one in state.devices.items()},
+        conditions={
+            key: condition for key, condition in state.conditions.items() if not key[0].startswith(apart)
+        },
+        devices={name: (device.health, device.severity) for name, device in state.devices.items()},
     )
     host = state.host._replace(machine=None, groups=state.host.groups if with_cgroups else None)
     return replace(state, host=host, due_ns=None, lease_salt_s=0)
@@ -123,7 +130,7 @@ def compare(paths: Sequence[Path], change: ChangeSettings) -> bool:
     return with_cgroups
 
 
-def written(directory: Path, steps: Sequence[Any]) -> list[Path]:
+def write_record(directory: Path, steps: Sequence[Any]) -> list[Path]:
     """Write the record of a day in two segments that follow each other."""
     half = len(steps) // 2
     write_segment(segment_path(directory, 1), steps[:half])
@@ -132,15 +139,15 @@ def written(directory: Path, steps: Sequence[Any]) -> list[Path]:
 
 
 @pytest.fixture
-def repeated() -> Iterator[list[None]]:
+def repeated_evaluations() -> Iterator[list[None]]:
     """List with an item for each evaluation that a replay repeats."""
     found: list[None] = []
 
-    def counted(*args: Any, **options: Any) -> Any:
+    def count_and_step(*args: Any, **options: Any) -> Any:
         found.append(None)
         return step(*args, **options)
 
-    with patch.object(replay, "step", counted):
+    with patch.object(replay, "step", count_and_step):
         yield found
 
 
@@ -149,7 +156,7 @@ def repeated() -> Iterator[list[None]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_verdicts_of_a_random_day_are_those_of_all_evaluations(seed: int, tmp_path: Path) -> None:
-    paths = written(tmp_path, mixed_day(seed))
+    paths = write_record(tmp_path, mixed_day(seed))
     names = list(CHANGES)
     for at in (seed, seed + 3):
         compare(paths, CHANGES[names[at % len(names)]])
@@ -163,7 +170,7 @@ def _replays(node: MixedNode) -> None:
     count(node, GpuField.PCIE_REPLAY, 20)
 
 
-def _torn(node: MixedNode) -> None:
+def _interrupt_pass(node: MixedNode) -> None:
     """Change a counter of a GPU whose pass has not finished."""
     node.frozen.add(0)
     count(node, GpuField.ECC_CORRECTABLE, 50)
@@ -179,7 +186,7 @@ def count(node: MixedNode, field: GpuField, more: int) -> None:
     node.gpus = [replace(first, readings={**first.readings, field: reading + more}), *others]
 
 
-@pytest.mark.parametrize("happens", [_pause, _replays, _torn])
+@pytest.mark.parametrize("happens", [_pause, _replays, _interrupt_pass])
 def test_event_in_a_steady_state_leaves_the_state_of_all_evaluations(
     happens: Callable[[MixedNode], None], tmp_path: Path
 ) -> None:
@@ -191,12 +198,12 @@ def test_event_in_a_steady_state_leaves_the_state_of_all_evaluations(
         happens(node)
     for _ in range(40):
         node.heartbeat(10.0)
-    compare(written(tmp_path, node.steps), CHANGES["same"])
+    compare(write_record(tmp_path, node.steps), CHANGES["same"])
 
 
 @pytest.mark.parametrize("day", [gpu_day, host_day])
 def test_verdicts_of_a_day_with_many_faults_are_those_of_all_evaluations(day: Any, tmp_path: Path) -> None:
-    paths = written(tmp_path, day(5, 16))
+    paths = write_record(tmp_path, day(5, 16))
     for name in ("limits", "windows"):
         compare(paths, CHANGES[name])
 
@@ -208,20 +215,24 @@ def test_verdicts_of_a_committed_record_are_those_of_all_evaluations(path: Path)
 
 
 def test_record_in_which_cgroups_change_verdicts_is_evaluated_with_cgroups(tmp_path: Path) -> None:
-    assert compare(written(tmp_path, mixed_day(3)), CHANGES["same"])
+    assert compare(write_record(tmp_path, mixed_day(3)), CHANGES["same"])
     (tmp_path / "other").mkdir()
-    assert not compare(written(tmp_path / "other", mixed_day(4)), CHANGES["same"])
+    assert not compare(write_record(tmp_path / "other", mixed_day(4)), CHANGES["same"])
 
 
-def test_few_evaluations_of_a_quiet_hour_are_repeated(tmp_path: Path, repeated: list[None]) -> None:
-    paths = written(tmp_path, list(quiet_steps(3600)))
+def test_few_evaluations_of_a_quiet_hour_are_repeated(
+    tmp_path: Path, repeated_evaluations: list[None]
+) -> None:
+    paths = write_record(tmp_path, list(quiet_steps(3600)))
     few, _ = few_verdicts(paths, CHANGES["same"], with_cgroups=False)
     assert len(few) > 350
-    assert len(repeated) < 12
+    assert len(repeated_evaluations) < 12
     assert few == all_verdicts(paths, CHANGES["same"])[0]
 
 
-def test_lasting_fault_does_not_repeat_all_evaluations(tmp_path: Path, repeated: list[None]) -> None:
+def test_lasting_fault_does_not_repeat_all_evaluations(
+    tmp_path: Path, repeated_evaluations: list[None]
+) -> None:
     def day() -> Iterator[Any]:
         state = EngineState(EngineSettings("node-a"))
         for _, snapshot, report, use in quiet_steps(1800):
@@ -233,10 +244,10 @@ def test_lasting_fault_does_not_repeat_all_evaluations(tmp_path: Path, repeated:
             state, report = step(before, snapshot, report.at)
             yield before, snapshot, report, use
 
-    paths = written(tmp_path, list(day()))
+    paths = write_record(tmp_path, list(day()))
     few, _ = few_verdicts(paths, CHANGES["same"], with_cgroups=False)
-    assert any(one.causes for one in few[-1][3])
-    assert len(repeated) < 30
+    assert any(state.causes for state in few[-1][3])
+    assert len(repeated_evaluations) < 30
     assert few == all_verdicts(paths, CHANGES["same"])[0]
 
 
@@ -311,7 +322,7 @@ def test_sum_of_differences_has_the_effect_of_all() -> None:
     total: dict[Any, Any] = {}
     for before, after in pairwise(snapshots):
         add_difference(total, encoder.difference(before, after))
-    assert decoder.changed(snapshots[0], total) == snapshots[-1]
+    assert decoder.apply(snapshots[0], total) == snapshots[-1]
 
 
 @pytest.mark.parametrize("name", ["beat_ns", "state", "failures"])
@@ -323,7 +334,7 @@ def test_change_of_a_source_other_than_a_pass_ends_a_steady_state(name: str, tmp
     first = first._replace(**{name: changed})
     report = step(before, replace(snapshot, sources=(first, *others)), report.at)[1]
     steps[-1] = (before, replace(snapshot, sources=(first, *others)), report, use)
-    (path,) = written(tmp_path, steps)[1:]
+    (path,) = write_record(tmp_path, steps)[1:]
     reader = SegmentReader(path)
     inputs = list(reader.inputs())
     snapshot = reader.snapshot(inputs[0].difference)
@@ -332,7 +343,7 @@ def test_change_of_a_source_other_than_a_pass_ends_a_steady_state(name: str, tmp
     state, report = step(steps[len(steps) // 2][0], evaluated, inputs[0].now)
     steady = find_steady_state(state, evaluated, report, reader.field_names, with_cgroups=False)
     assert steady is not None
-    assert [steady.accept(one) for one in inputs[1:]] == [
+    assert [steady.accept(entry) for entry in inputs[1:]] == [
         *[True] * (len(inputs) - 2),
         False,
     ]

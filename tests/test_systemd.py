@@ -45,7 +45,7 @@ __all__ = ["short_tmp"]
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed_unit(tmp_path: Path) -> Path:
     """Return the unit with a command that exists on this machine, which systemd-analyze checks."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
@@ -61,16 +61,16 @@ def analyze(*arguments: str | Path) -> str:
     return completed.stdout + completed.stderr
 
 
-def test_unit_is_valid_for_systemd(installed: Path) -> None:
+def test_unit_is_valid_for_systemd(installed_unit: Path) -> None:
     """Older versions do not know two keys of systemd 254."""
     unknown = re.compile(r".*: Unknown key .*'(RestartSteps|RestartMaxDelaySec)' in section .*, ignoring\.")
-    complaints = analyze("verify", "--man=no", installed).splitlines()
+    complaints = analyze("verify", "--man=no", installed_unit).splitlines()
     version = int(analyze("--version").split()[1])
     assert len(complaints) == (2 if version < 254 else 0), complaints
     assert all(unknown.fullmatch(line) for line in complaints), complaints
 
 
-def test_drop_in_for_later_versions_sends_one_signal(installed: Path) -> None:
+def test_drop_in_for_later_versions_sends_one_signal(installed_unit: Path) -> None:
     drop_in = (UNIT.parent / f"{UNIT.name}.d" / "notify-reload.conf").read_text()
     assert re.findall(r"^[^#\n].*$", drop_in, re.MULTILINE) == [
         "[Service]",
@@ -80,12 +80,12 @@ def test_drop_in_for_later_versions_sends_one_signal(installed: Path) -> None:
     version = int(analyze("--version").split()[1])
     if version < 253:
         pytest.skip("systemd before 253 does not know notify-reload")
-    (installed.parent / f"{installed.name}.d").mkdir()
-    (installed.parent / f"{installed.name}.d" / "notify-reload.conf").write_text(drop_in)
-    assert "notify-reload" not in analyze("verify", "--man=no", installed)
+    (installed_unit.parent / f"{installed_unit.name}.d").mkdir()
+    (installed_unit.parent / f"{installed_unit.name}.d" / "notify-reload.conf").write_text(drop_in)
+    assert "notify-reload" not in analyze("verify", "--man=no", installed_unit)
 
 
-def test_drop_in_for_metrics_allows_ip_to_named_addresses_only(installed: Path) -> None:
+def test_drop_in_for_metrics_allows_ip_to_named_addresses_only(installed_unit: Path) -> None:
     drop_in = (UNIT.parent / f"{UNIT.name}.d" / "http.conf").read_text()
     assert re.findall(r"^[^#\n].*$", drop_in, re.MULTILINE) == [
         "[Service]",
@@ -93,23 +93,23 @@ def test_drop_in_for_metrics_allows_ip_to_named_addresses_only(installed: Path) 
         "RestrictAddressFamilies=AF_INET AF_INET6",
         "IPAddressAllow=localhost",
     ]
-    before = analyze("verify", "--man=no", installed)
-    (installed.parent / f"{installed.name}.d").mkdir()
-    (installed.parent / f"{installed.name}.d" / "http.conf").write_text(drop_in)
-    assert analyze("verify", "--man=no", installed) == before
+    before = analyze("verify", "--man=no", installed_unit)
+    (installed_unit.parent / f"{installed_unit.name}.d").mkdir()
+    (installed_unit.parent / f"{installed_unit.name}.d" / "http.conf").write_text(drop_in)
+    assert analyze("verify", "--man=no", installed_unit) == before
 
 
-def test_drop_in_for_the_api_server_allows_ip_to_named_addresses_only(installed: Path) -> None:
+def test_drop_in_for_the_api_server_allows_ip_to_named_addresses_only(installed_unit: Path) -> None:
     drop_in = (UNIT.parent / f"{UNIT.name}.d" / "cluster.conf").read_text()
     assert re.findall(r"^[^#\n].*$", drop_in, re.MULTILINE) == [
         "[Service]",
         "RestrictAddressFamilies=AF_INET AF_INET6",
         "IPAddressAllow=localhost",
     ]
-    before = analyze("verify", "--man=no", installed)
-    (installed.parent / f"{installed.name}.d").mkdir()
-    (installed.parent / f"{installed.name}.d" / "cluster.conf").write_text(drop_in)
-    assert analyze("verify", "--man=no", installed) == before
+    before = analyze("verify", "--man=no", installed_unit)
+    (installed_unit.parent / f"{installed_unit.name}.d").mkdir()
+    (installed_unit.parent / f"{installed_unit.name}.d" / "cluster.conf").write_text(drop_in)
+    assert analyze("verify", "--man=no", installed_unit) == before
 
 
 def setting(name: str) -> str:
@@ -138,13 +138,13 @@ def test_limits_of_the_unit_allow_the_cgroup_files_that_stay_open() -> None:
     assert int(setting("MemoryMax").removesuffix("M")) >= agent_mib + nvml_mib + (HELD_MAX >> 20)
 
 
-def test_invalid_line_in_the_unit_is_found(installed: Path) -> None:
-    installed.write_text(installed.read_text().replace("WatchdogSec=30", "WatchdogSeconds=30"))
-    assert "WatchdogSeconds" in analyze("verify", "--man=no", installed)
+def test_invalid_line_in_the_unit_is_found(installed_unit: Path) -> None:
+    installed_unit.write_text(installed_unit.read_text().replace("WatchdogSec=30", "WatchdogSeconds=30"))
+    assert "WatchdogSeconds" in analyze("verify", "--man=no", installed_unit)
 
 
-def test_sandbox_is_below_the_exposure_threshold(installed: Path) -> None:
-    printed = analyze("security", "--offline=true", "--threshold=16", "--no-pager", installed)
+def test_sandbox_is_below_the_exposure_threshold(installed_unit: Path) -> None:
+    printed = analyze("security", "--offline=true", "--threshold=16", "--no-pager", installed_unit)
     assert "Overall exposure level" in printed
 
 
@@ -173,7 +173,7 @@ def test_filter_allows_no_call_that_the_agent_never_makes() -> None:
 
 
 def test_filter_allows_every_call_of_an_agent_at_work(short_tmp: Path) -> None:
-    """With GPUs in a process of their own, clients, declarations, a history, and sockets that vanish.
+    """The agent has GPUs in a process of their own, clients, declarations, a history, and lost sockets.
 
     The agent has no capability, as in the unit.
     """
@@ -242,7 +242,7 @@ def test_sigterm_handler_is_installed_before_ready(tmp_path: Path) -> None:
     assert handler.start() < trace.index('"READY=1')
 
 
-# --- the unit at work ---------------------------------------------------------------------------------------
+# --- the running unit ---------------------------------------------------------------------------------------
 
 # Run by the container's systemd in this order. Each waits for its condition; the boot as a whole has a time
 # limit. `changed` waits until a property of the unit has another value.
@@ -541,7 +541,7 @@ def sources(results: Path) -> dict[str, str]:
 
 
 def test_gpus_are_read_in_the_sandbox(results: Path) -> None:
-    """By the C core, and by pynvml: only its inventory has the VBIOS."""
+    """The C core and pynvml read the GPU: only pynvml's inventory has the VBIOS."""
     report = json.loads((results / "1-report").read_text())
     (gpu,) = (device for device in report["devices"] if device["kind"] == "gpu")
     assert gpu["health"] == "Healthy"
@@ -633,7 +633,7 @@ def test_drop_in_runs_commands_as_another_user_in_a_cgroup(results: Path) -> Non
         assert (results / "7-controllers").read_text().split() == ["memory", "pids"]
 
 
-def test_drop_in_for_checks_is_valid_for_systemd(installed: Path) -> None:
-    (installed.parent / f"{installed.name}.d").mkdir()
-    shutil.copy(CHECKS_DROP_IN, installed.parent / f"{installed.name}.d")
-    assert "custom-checks.conf" not in analyze("verify", "--man=no", installed)
+def test_drop_in_for_checks_is_valid_for_systemd(installed_unit: Path) -> None:
+    (installed_unit.parent / f"{installed_unit.name}.d").mkdir()
+    shutil.copy(CHECKS_DROP_IN, installed_unit.parent / f"{installed_unit.name}.d")
+    assert "custom-checks.conf" not in analyze("verify", "--man=no", installed_unit)

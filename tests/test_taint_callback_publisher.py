@@ -72,11 +72,11 @@ def publisher(
 
 
 @asynccontextmanager
-async def running(one: TaintCallbackPublisher) -> AsyncIterator[TaintCallbackPublisher]:
+async def run_publisher(taint_publisher: TaintCallbackPublisher) -> AsyncIterator[TaintCallbackPublisher]:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.run)
+        nursery.start_soon(taint_publisher.run)
         await trio.testing.wait_all_tasks_blocked()  # it listens to other threads
-        yield one
+        yield taint_publisher
         nursery.cancel_scope.cancel()
 
 
@@ -97,7 +97,7 @@ class Driver:
             await self._answers.pop(0)()
 
 
-def failing(text: str) -> Callable[[], Awaitable[object]]:
+def failing_callback(text: str) -> Callable[[], Awaitable[object]]:
     async def answer() -> None:
         raise RuntimeError(text)
 
@@ -115,25 +115,25 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_first_call_comes_without_any_taint(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
-        one.update(report(), clock())
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, [])]
 
 
 async def test_no_call_comes_before_a_complete_report(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("gpu.xid.79", starting=True), clock())
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79", starting=True), clock())
         await trio.sleep(1000)
     assert driver.calls == []
 
 
 async def test_concurrent_changes_are_published_together(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
         for codes in (["a"], ["a", "b"], ["a", "b", "c"]):
-            one.update(report(*codes), clock())
+            taint_publisher.update(report(*codes), clock())
             await trio.sleep(DEBOUNCE_S / 4)
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["a", "b", "c"])]
@@ -143,9 +143,9 @@ async def test_calls_are_5_s_apart_and_the_last_has_the_newest_taints(
     autojump_clock: MockClock,
 ) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
         for number in range(100):
-            one.update(report(*(f"c{seen:02}" for seen in range(number % 10 + 1))), clock())
+            taint_publisher.update(report(*(f"c{seen:02}" for seen in range(number % 10 + 1))), clock())
             await trio.sleep(0.25)
         await trio.sleep(1000)
     times = [at for at, _ in driver.calls]
@@ -154,64 +154,66 @@ async def test_calls_are_5_s_apart_and_the_last_has_the_newest_taints(
     assert driver.calls[1][1] == [f"c{number:02}" for number in range(10)]
     # all go after their quiet time but the last report's
     assert driver.calls[-1][1] == [f"c{number:02}" for number in range(10)]
-    assert keys(one.taints) == driver.calls[-1][1]
+    assert keys(taint_publisher.taints) == driver.calls[-1][1]
 
 
 async def test_unchanged_taints_are_not_published_again(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
         for _ in range(100):
-            one.update(report("gpu.xid.79"), clock())
+            taint_publisher.update(report("gpu.xid.79"), clock())
             await trio.sleep(10)
     assert driver.calls == [(DEBOUNCE_S, ["xid"])]
 
 
 async def test_quiet_time_ends_without_a_report(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await trio.sleep(10)
-        one.update(report(), clock())
+        taint_publisher.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["xid"]), (70 + DEBOUNCE_S, [])]
 
 
 async def test_taints_can_be_read_without_a_callback(autojump_clock: MockClock) -> None:
-    async with running(publisher(None)) as one:
-        one.update(report("gpu.xid.79"), clock())
-        assert one.taints == Taints({GPU: (XID,)})
-        one.update(report(), clock())
+    async with run_publisher(publisher(None)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
+        assert taint_publisher.taints == Taints({GPU: (XID,)})
+        taint_publisher.update(report(), clock())
         await trio.sleep(61)
-        assert one.taints == Taints({GPU: ()})
+        assert taint_publisher.taints == Taints({GPU: ()})
 
 
-# --- who is called -----------------------------------------------------------------------------------------
+# --- calls of the callback ---------------------------------------------------------------------------------
 
 
 async def test_changed_policy_applies_to_the_next_report(autojump_clock: MockClock) -> None:
-    one = publisher(None)
-    async with running(one):
-        one.update(report("gpu.xid.79"), clock())
-        one.set_policy(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
-        one.update(report("gpu.xid.79"), clock())
-    effects = {taint.effect for taint in one.taints.devices[GPU]}
+    taint_publisher = publisher(None)
+    async with run_publisher(taint_publisher):
+        taint_publisher.update(report("gpu.xid.79"), clock())
+        taint_publisher.set_policy(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
+        taint_publisher.update(report("gpu.xid.79"), clock())
+    effects = {taint.effect for taint in taint_publisher.taints.devices[GPU]}
     assert effects == {Effect.NO_EXECUTE}
 
 
 async def test_plain_callback_is_called_in_a_thread(autojump_clock: MockClock) -> None:
     calls: list[tuple[threading.Thread, Taints]] = []
-    async with running(publisher(lambda taints: calls.append((threading.current_thread(), taints)))) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(
+        publisher(lambda taints: calls.append((threading.current_thread(), taints)))
+    ) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await until(lambda: calls)
     [(thread, taints)] = calls
     assert thread is not threading.current_thread()
-    assert taints == one.taints
+    assert taints == taint_publisher.taints
 
 
 async def test_awaitable_of_a_plain_callback_is_awaited(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(lambda taints: driver.publish(taints))) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(lambda taints: driver.publish(taints))) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await until(lambda: driver.calls)
 
 
@@ -221,11 +223,11 @@ async def test_awaitable_of_a_plain_callback_is_awaited(autojump_clock: MockCloc
 async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver = Driver(*[failing("no API server")] * 9)
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("a"), clock())
+    driver = Driver(*[failing_callback("no API server")] * 9)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("a"), clock())
         await trio.sleep(30)
-        one.update(report("a", "b"), clock())
+        taint_publisher.update(report("a", "b"), clock())
         await trio.sleep(1000)
     times = [at for at, _ in driver.calls]
     pauses = [later - sooner - DEBOUNCE_S for sooner, later in pairwise(times)]
@@ -242,12 +244,12 @@ async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
 
 
 async def test_success_resets_the_backoff_and_the_log(autojump_clock: MockClock) -> None:
-    fail = failing("no")
+    fail = failing_callback("no")
     driver = Driver(fail, fail, fail, trio.lowlevel.checkpoint, fail)
-    async with running(publisher(driver.publish)) as one:
-        one.update(report(), clock())
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report(), clock())
         await trio.sleep(100)
-        one.update(report("a"), clock())
+        taint_publisher.update(report("a"), clock())
         await trio.sleep(100)
     assert [at for at, _ in driver.calls] == [1, 3, 6, 11, 101, 103]
 
@@ -256,9 +258,11 @@ async def test_different_failure_is_logged_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agent.driver.taint_callback_publisher")
-    driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
-    async with running(publisher(driver.publish)) as one:
-        one.update(report(), clock())
+    driver = Driver(
+        failing_callback("one"), failing_callback("two"), failing_callback("two"), failing_callback("one")
+    )
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report(), clock())
         await trio.sleep(1000)
     assert [record.getMessage().rpartition("failed: ")[2] for record in caplog.records] == [
         "RuntimeError: one; will retry", "RuntimeError: two; will retry", "RuntimeError: one; will retry",
@@ -267,9 +271,9 @@ async def test_different_failure_is_logged_again(
 
 
 async def test_retry_never_comes_before_the_debounce_time(autojump_clock: MockClock) -> None:
-    driver = Driver(*[failing("no")] * 3)
-    async with running(publisher(driver.publish, jitter=lambda: 0.0)) as one:
-        one.update(report(), clock())
+    driver = Driver(*[failing_callback("no")] * 3)
+    async with run_publisher(publisher(driver.publish, jitter=lambda: 0.0)) as taint_publisher:
+        taint_publisher.update(report(), clock())
         await trio.sleep(1000)
     assert [at for at, _ in driver.calls] == [1, 2, 3, 4]
 
@@ -277,12 +281,12 @@ async def test_retry_never_comes_before_the_debounce_time(autojump_clock: MockCl
 async def test_failed_callback_is_retried_even_if_taints_are_as_before(
     autojump_clock: MockClock,
 ) -> None:
-    driver = Driver(trio.lowlevel.checkpoint, *[failing("half done")] * 6)
-    async with running(publisher(driver.publish)) as one:
-        one.update(report(), clock())
+    driver = Driver(trio.lowlevel.checkpoint, *[failing_callback("half done")] * 6)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report(), clock())
         await trio.sleep(10)
-        one.update(report("a"), clock())
-        one.update(report(), clock())
+        taint_publisher.update(report("a"), clock())
+        taint_publisher.update(report(), clock())
         await trio.sleep(1000)
     assert [named for _, named in driver.calls] == [[], *[["a"]] * 6, []]
 
@@ -299,8 +303,8 @@ async def test_no_exception_of_a_plain_callback_ends_the_publisher(
             raise errors.pop()
         taken.append(taints)
 
-    async with running(publisher(callback)) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(callback)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await until(lambda: taken)
     assert taken == [Taints({GPU: (XID,)})]
 
@@ -326,8 +330,8 @@ async def test_no_exception_of_an_async_callback_ends_the_publisher(
             raise errors.pop()
         taken.append(taints)
 
-    async with running(publisher(callback)) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(callback)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await until(lambda: taken)
     assert taken == [Taints({GPU: (XID,)})]
 
@@ -336,10 +340,10 @@ async def test_hung_async_callback_is_cancelled_and_retried(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(trio.sleep_forever)
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("a"), clock())
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("a"), clock())
         await trio.sleep(10)
-        one.update(report("a", "b"), clock())
+        taint_publisher.update(report("a", "b"), clock())
         await trio.sleep(1000)
     again_s = DEBOUNCE_S + CALL_S + 1 + DEBOUNCE_S
     assert driver.calls == [(DEBOUNCE_S, ["a"]), (again_s, ["a", "b"])]
@@ -363,19 +367,19 @@ async def test_hung_plain_callback_is_logged_and_not_called_twice(
         calls.append(keys(taints))
         go_on.wait()
 
-    async with running(publisher(callback)) as one:
+    async with run_publisher(publisher(callback)) as taint_publisher:
         try:
-            one.update(report("a"), clock())
+            taint_publisher.update(report("a"), clock())
             await until(lambda: messages() and calls)  # the clock does not wait for a thread to begin
             for number in range(5):
-                one.update(report("a", f"b{number}"), clock())
+                taint_publisher.update(report("a", f"b{number}"), clock())
                 await trio.sleep(1000)
             assert calls == [["a"]]
             assert messages() == [
                 "driver gpu.example.com: publishing taints has not ended after 60 s; taints are not updated "
                 "until it ends"
             ]
-            assert keys(one.taints) == ["a", "b4"]
+            assert keys(taint_publisher.taints) == ["a", "b4"]
         finally:
             go_on.set()
         await until(lambda: len(calls) == 2)
@@ -391,8 +395,8 @@ async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: M
         returned.set()
 
     try:
-        async with running(publisher(callback)) as one:
-            one.update(report("a"), clock())
+        async with run_publisher(publisher(callback)) as taint_publisher:
+            taint_publisher.update(report("a"), clock())
             await until(called.is_set)
         assert not returned.is_set()
     finally:
@@ -402,59 +406,61 @@ async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: M
 # --- prepares that wait for a taint -----------------------------------------------------------------------
 
 
-async def wait_until_published(one: TaintCallbackPublisher, timeout_s: float = PATIENCE_S) -> bool:
+async def wait_until_published(
+    taint_publisher: TaintCallbackPublisher, timeout_s: float = PATIENCE_S
+) -> bool:
     """Wait like a failed prepare, in a thread, until the taints of the GPU are published."""
-    return await trio.to_thread.run_sync(one.wait_published, [GPU], timeout_s)
+    return await trio.to_thread.run_sync(taint_publisher.wait_published, [GPU], timeout_s)
 
 
 async def test_waiting_prepare_gets_its_taint_published_at_once(mock_clock: MockClock) -> None:
     """The fake clock does not run, so no pause can have ended."""
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
-        one.update(report(), clock())
-        assert await wait_until_published(one)
-        one.update(report("gpu.xid.79"), clock())
-        assert await wait_until_published(one)
-        assert await wait_until_published(one), "they are published"
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report(), clock())
+        assert await wait_until_published(taint_publisher)
+        taint_publisher.update(report("gpu.xid.79"), clock())
+        assert await wait_until_published(taint_publisher)
+        assert await wait_until_published(taint_publisher), "they are published"
     assert driver.calls == [(0.0, []), (0.0, ["xid"])]
 
 
 async def test_failed_callback_is_repeated_once_for_each_waiting_prepare(mock_clock: MockClock) -> None:
-    driver = Driver(*[failing("no API server")] * 3)
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("gpu.xid.79"), clock())
+    driver = Driver(*[failing_callback("no API server")] * 3)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         for number in range(1, 4):
-            assert not await wait_until_published(one, 0.0)
+            assert not await wait_until_published(taint_publisher, 0.0)
             while len(driver.calls) < number:  # a thread calls the driver
                 await trio.testing.wait_all_tasks_blocked(0.001)
             await trio.testing.wait_all_tasks_blocked()
             assert driver.calls == [(0.0, ["xid"])] * number
-        assert await wait_until_published(one)
+        assert await wait_until_published(taint_publisher)
     assert len(driver.calls) == 4
 
 
 async def test_hung_callback_ends_the_wait_at_its_limit(mock_clock: MockClock) -> None:
     driver = Driver(trio.sleep_forever)
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("gpu.xid.79"), clock())
-        assert not await wait_until_published(one, 0.05)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
+        assert not await wait_until_published(taint_publisher, 0.05)
 
 
 async def test_pause_after_a_hastened_call_is_the_usual_one(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
-        one.update(report("a"), clock())
-        assert await wait_until_published(one)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("a"), clock())
+        assert await wait_until_published(taint_publisher)
         published_s = driver.calls[0][0]
-        one.update(report("a", "b"), clock())
+        taint_publisher.update(report("a", "b"), clock())
         await trio.sleep(1000)
     assert driver.calls[1:] == [(published_s + MIN_INTERVAL_S + DEBOUNCE_S, ["a", "b"])]
 
 
 async def test_wait_without_a_callback_ends_at_once(mock_clock: MockClock) -> None:
-    one = publisher(None)
-    one.update(report("gpu.xid.79"), clock())
-    assert one.wait_published([GPU], 0.0)
+    taint_publisher = publisher(None)
+    taint_publisher.update(report("gpu.xid.79"), clock())
+    assert taint_publisher.wait_published([GPU], 0.0)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------
@@ -466,10 +472,10 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_published_taints_are_saved(path: Path, autojump_clock: MockClock) -> None:
-    async with running(publisher(None, path=path)) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(None, path=path)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await until(lambda: load_taints(path)[0] == Taints({GPU: (XID,)}))
-        one.update(report(), clock())
+        taint_publisher.update(report(), clock())
         await until(lambda: load_taints(path)[0] == Taints())
 
 
@@ -490,11 +496,13 @@ async def test_taints_that_change_back_during_a_save_are_saved(
             while not condition():  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
-    one = TaintCallbackPublisher(None, driver=DRIVER, policy=TaintPolicy(quiet_s=0), path=path, clock=clock)
-    async with running(one):
-        one.update(report("gpu.xid.79"), clock())
+    taint_publisher = TaintCallbackPublisher(
+        None, driver=DRIVER, policy=TaintPolicy(quiet_s=0), path=path, clock=clock
+    )
+    async with run_publisher(taint_publisher):
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await until_in_real_time(begun.is_set)
-        one.update(report(), clock())
+        taint_publisher.update(report(), clock())
         begun.clear()
         goes_on.set()
         await until_in_real_time(begun.is_set)
@@ -502,8 +510,8 @@ async def test_taints_that_change_back_during_a_save_are_saved(
 
 
 async def test_taints_decided_right_before_the_end_are_saved(path: Path, mock_clock: MockClock) -> None:
-    async with running(publisher(None, path=path)) as one:
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(None, path=path)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
     assert load_taints(path)[0] == Taints({GPU: (XID,)})
 
 
@@ -514,9 +522,9 @@ async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -
     async def callback(taints: Taints) -> None:
         taken.append(taints)
 
-    async with running(publisher(callback, path=path)) as one:
-        assert one.taints == Taints({GPU: (OLD_XID,)})
-        one.update(report("gpu.xid.79"), clock())
+    async with run_publisher(publisher(callback, path=path)) as taint_publisher:
+        assert taint_publisher.taints == Taints({GPU: (OLD_XID,)})
+        taint_publisher.update(report("gpu.xid.79"), clock())
         await trio.sleep(1000)
     assert taken == [Taints({GPU: (OLD_XID,)})]
 
@@ -524,8 +532,8 @@ async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -
 async def test_saved_taints_without_a_cause_are_removed(path: Path, autojump_clock: MockClock) -> None:
     save_taints(path, Taints({GPU: (OLD_XID,)}))
     driver = Driver()
-    async with running(publisher(driver.publish, path=path)) as one:
-        one.update(report(), clock())
+    async with run_publisher(publisher(driver.publish, path=path)) as taint_publisher:
+        taint_publisher.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["xid"]), (60 + DEBOUNCE_S, [])]
 
@@ -534,15 +542,15 @@ async def test_write_error_is_logged_once_and_retried(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish, path=path)) as one:
+    async with run_publisher(publisher(driver.publish, path=path)) as taint_publisher:
         path.parent.write_text("a file")
         for codes in (["a"], ["a", "b"]) * 5:
-            one.update(report(*codes), clock())
+            taint_publisher.update(report(*codes), clock())
             await trio.sleep(100)
         await until(lambda: caplog.records)
         assert driver.calls, "the driver is not delayed"
         path.parent.unlink()
-        await until(lambda: load_taints(path)[0] == one.taints)
+        await until(lambda: load_taints(path)[0] == taint_publisher.taints)
     assert len(caplog.records) == 1
     assert f"{path}: " in caplog.text
 

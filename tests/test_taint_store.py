@@ -31,18 +31,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "taints.json"
 
 
-def changed(**values: object) -> bytes:
+def changed_file(**values: object) -> bytes:
     """Return the file with changed values in its first taint."""
     document = json.loads(encode_taints(TAINTS))
     document["devices"][0]["taints"][0] |= values
     return json.dumps(document).encode()
 
 
-def twice(document: dict[str, Any]) -> None:
+def double_devices(document: dict[str, Any]) -> None:
     document["devices"] *= 2
 
 
-def same(document: dict[str, Any]) -> None:
+def repeat_taint(document: dict[str, Any]) -> None:
     document["devices"][0]["taints"][1]["value"] = "79"
 
 
@@ -50,7 +50,7 @@ def remove_taints(document: dict[str, Any]) -> None:
     document["devices"][0]["taints"] = []
 
 
-@given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda one: (one.key, one.value)))
+@given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda taint: (taint.key, taint.value)))
 def test_saved_taints_survive_a_round_trip(some: list[Taint]) -> None:
     kept = Taints({GPU: tuple(some), GPU._replace(device="gpu-1"): (XID,)})
     assert decode_taints(encode_taints(kept)) == kept
@@ -71,16 +71,16 @@ def test_saved_taints_are_loaded_from_a_private_file(path: Path) -> None:
 
 
 def test_field_of_a_later_release_is_ignored() -> None:
-    assert decode_taints(changed(until=3)) == TAINTS
+    assert decode_taints(changed_file(until=3)) == TAINTS
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (changed(effect="NoFun"), "invalid enum value 'NoFun' - at `$.devices[0].taints[0].effect`"),
-        (changed(added_wall_s=-1), "expected `int` >= 0 - at `$.devices[0].taints[0].added_wall_s`"),
-        (changed(added_wall_s=10**12), "expected `int` <= 253402300799"),
-        (changed(added_wall_s=1.5), "expected `int`, got `float`"),
+        (changed_file(effect="NoFun"), "invalid enum value 'NoFun' - at `$.devices[0].taints[0].effect`"),
+        (changed_file(added_wall_s=-1), "expected `int` >= 0 - at `$.devices[0].taints[0].added_wall_s`"),
+        (changed_file(added_wall_s=10**12), "expected `int` <= 253402300799"),
+        (changed_file(added_wall_s=1.5), "expected `int`, got `float`"),
         (b'{"version": 2}', "state file has format version 2, this agent reads up to 1"),
         (b"", "state file cannot be parsed"),
     ],
@@ -94,9 +94,9 @@ def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (twice, "taint file has device gpu.example.com/node-1/gpu-0 twice"),
+        (double_devices, "taint file has device gpu.example.com/node-1/gpu-0 twice"),
         (
-            same,
+            repeat_taint,
             "taint file has 2 taints of device gpu.example.com/node-1/gpu-0, but only 1 with different key "
             "and value",
         ),

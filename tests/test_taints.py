@@ -87,12 +87,12 @@ def report(*devices: DeviceHealth, starting: bool = False, declaring: tuple[str,
     return Report("node-1", at(0), devices, declaring=declaring, starting=starting)
 
 
-def bad(*codes: str) -> Causes:
+def unhealthy_causes(*codes: str) -> Causes:
     return [(code, Severity.UNHEALTHY) for code in codes]
 
 
 NO_CAUSES: Final[Causes] = []
-XID: Final = bad("gpu.xid.79")
+XID: Final = unhealthy_causes("gpu.xid.79")
 UNKNOWN: Final[Causes] = [("gpu.not_answering", Severity.UNKNOWN)]
 
 
@@ -111,7 +111,7 @@ class TaintTimeline:
         self.state = decide_taints(self.state, current_report, DRIVER, self.policy, at(seconds))
         return self.state.taints.devices.get(GPU, ())
 
-    def restarted(self, policy: TaintPolicy | None = None) -> "TaintTimeline":
+    def restart(self, policy: TaintPolicy | None = None) -> "TaintTimeline":
         policy = policy or self.policy
         return TaintTimeline(policy, restore_taints(self.state.stored_taints, DRIVER, policy))
 
@@ -175,20 +175,24 @@ def test_cause_gives_its_taint(
 
 
 def test_two_xids_give_two_taints() -> None:
-    assert TaintTimeline().decide(0, bad("gpu.xid.79", "gpu.xid.48")) == (
+    assert TaintTimeline().decide(0, unhealthy_causes("gpu.xid.79", "gpu.xid.48")) == (
         taint("xid", "48"),
         taint("xid", "79"),
     )
 
 
 def test_taint_of_two_causes_has_the_stronger_effect() -> None:
-    causes = [("gpu.xid.48", Severity.DEGRADED), *bad("gpu.xid.48"), ("gpu.xid.48", Severity.DEGRADED)]
+    causes = [
+        ("gpu.xid.48", Severity.DEGRADED),
+        *unhealthy_causes("gpu.xid.48"),
+        ("gpu.xid.48", Severity.DEGRADED),
+    ]
     assert TaintTimeline().decide(0, causes) == (taint("xid", "48"),)
 
 
 def test_configured_domain_is_the_prefix_of_every_key() -> None:
     timeline = TaintTimeline(TaintPolicy(domain="health.example.com"))
-    assert [one.key for one in timeline.decide(0, XID)] == ["health.example.com/xid"]
+    assert [found_taint.key for found_taint in timeline.decide(0, XID)] == ["health.example.com/xid"]
 
 
 def test_devices_of_other_drivers_get_no_taints() -> None:
@@ -250,7 +254,7 @@ def test_effect_rises_at_once_and_falls_after_the_quiet_time() -> None:
     timeline = TaintTimeline()
     mild = [("gpu.nvlink.down", Severity.DEGRADED)]
     assert timeline.decide(0, mild) == (taint("gpu.nvlink.down", effect=NONE),)
-    worse = timeline.decide(5, bad("gpu.nvlink.down"))
+    worse = timeline.decide(5, unhealthy_causes("gpu.nvlink.down"))
     assert worse == (taint("gpu.nvlink.down", added=5),)
     assert timeline.decide(10, mild) == worse
     assert timeline.decide(69, mild) == worse
@@ -268,7 +272,7 @@ def test_unknown_device_keeps_its_taints() -> None:
 
 def test_unknown_device_stops_evicting_after_the_quiet_time() -> None:
     timeline = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.lost"}), report_unknown=False))
-    first = timeline.decide(0, bad("gpu.lost"))
+    first = timeline.decide(0, unhealthy_causes("gpu.lost"))
     assert first == (taint("gpu-lost", effect=NO_EXECUTE),)
     assert timeline.decide(10, UNKNOWN) == first
     assert timeline.decide(70, UNKNOWN) == (taint("gpu-lost", added=70),)
@@ -363,7 +367,7 @@ def test_code_of_removed_devices_is_that_of_the_rule() -> None:
 def test_restart_keeps_the_time_a_taint_was_added() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, XID)
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     assert restarted.state.taints == Taints({GPU: first})
     assert restarted.decide(500, UNKNOWN) == first
     assert restarted.decide(510, XID) == first
@@ -372,7 +376,7 @@ def test_restart_keeps_the_time_a_taint_was_added() -> None:
 def test_taint_without_cause_after_a_restart_stays_the_quiet_time() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, XID)
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     assert restarted.decide(500, NO_CAUSES) == first
     assert restarted.decide(559, NO_CAUSES) == first
     assert restarted.decide(560, NO_CAUSES) == ()
@@ -381,7 +385,7 @@ def test_taint_without_cause_after_a_restart_stays_the_quiet_time() -> None:
 def test_device_found_late_after_a_restart_keeps_its_taints() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, XID)
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     restarted.decide(500)
     assert restarted.decide(503, XID) == first
 
@@ -390,7 +394,7 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_taints() -> None:
     before = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
     host_gpu = report(device_with(XID, driver=""), declaring=())
     (evicting,) = before.apply(0, host_gpu)
-    timeline = before.restarted()
+    timeline = before.restart()
     nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
     unlisted = replace(report(declaring=()), sources=(nvml,))
     assert timeline.apply(500, unlisted) == (evicting,)
@@ -403,14 +407,14 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_taints() -> None:
 def test_restart_drops_taints_the_new_policy_does_not_allow() -> None:
     timeline = TaintTimeline()
     timeline.decide(0, [*XID, ("gpu.ecc.off", Severity.DEGRADED)])
-    assert timeline.restarted(SILENT).state.taints == Taints({GPU: (taint("xid", "79"),)})
-    assert timeline.restarted(TaintPolicy(domain="other.example.com")).state == TaintState()
+    assert timeline.restart(SILENT).state.taints == Taints({GPU: (taint("xid", "79"),)})
+    assert timeline.restart(TaintPolicy(domain="other.example.com")).state == TaintState()
 
     timeline = TaintTimeline()
     timeline.decide(0, UNKNOWN)
     timeline.decide(60, UNKNOWN)
-    assert timeline.restarted().state.taints.devices
-    assert timeline.restarted(TaintPolicy(report_unknown=False)).state == TaintState()
+    assert timeline.restart().state.taints.devices
+    assert timeline.restart(TaintPolicy(report_unknown=False)).state == TaintState()
 
 
 def test_stored_taints_of_another_driver_are_ignored() -> None:
@@ -420,10 +424,10 @@ def test_stored_taints_of_another_driver_are_ignored() -> None:
 
 def test_unpublished_taint_keeps_its_time_over_a_restart() -> None:
     timeline = TaintTimeline()
-    timeline.decide(0, bad(*CODES[:17]))
-    restarted = timeline.restarted()
-    restarted.decide(10, bad(CODES[16]))
-    assert taint(CODES[16]) in restarted.decide(70, bad(CODES[16]))
+    timeline.decide(0, unhealthy_causes(*CODES[:17]))
+    restarted = timeline.restart()
+    restarted.decide(10, unhealthy_causes(CODES[16]))
+    assert taint(CODES[16]) in restarted.decide(70, unhealthy_causes(CODES[16]))
 
 
 def test_time_added_is_rounded_down() -> None:
@@ -436,35 +440,35 @@ CODES: Final = [f"fpga.part_{number:02}" for number in range(20)]
 
 
 def test_sixteen_causes_give_sixteen_taints() -> None:
-    taints = TaintTimeline().decide(0, bad(*CODES[:16]))
+    taints = TaintTimeline().decide(0, unhealthy_causes(*CODES[:16]))
     assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
 def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
     timeline = TaintTimeline()
-    causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *bad("gpu.xid.79")]
+    causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *unhealthy_causes("gpu.xid.79")]
     expected = [taint("xid", "79"), *(taint(code, effect=NONE) for code in CODES[:14])]
     assert timeline.decide(0, causes) == (*expected, taint(MORE_CAUSES, effect=NONE))
-    assert timeline.restarted().decide(10, causes) == timeline.state.taints.devices[GPU]
+    assert timeline.restart().decide(10, causes) == timeline.state.taints.devices[GPU]
 
 
 def test_published_taint_stays_before_new_ones_of_equal_effect() -> None:
     timeline = TaintTimeline()
-    first = timeline.decide(0, bad(*CODES[1:17]))
-    after = timeline.decide(1, bad(*CODES[:17]))
+    first = timeline.decide(0, unhealthy_causes(*CODES[1:17]))
+    after = timeline.decide(1, unhealthy_causes(*CODES[:17]))
     assert after == (*first[:15], taint(MORE_CAUSES, effect=NONE, added=1))
 
 
 def test_count_flapping_around_16_changes_nothing() -> None:
     timeline = TaintTimeline()
-    first = timeline.decide(0, bad(*CODES[:17]))
+    first = timeline.decide(0, unhealthy_causes(*CODES[:17]))
     for seconds in range(10, 1000, 50):
-        assert timeline.decide(seconds, bad(*CODES[:16])) == first
-        assert timeline.decide(seconds + 25, bad(*CODES[:17])) == first
+        assert timeline.decide(seconds, unhealthy_causes(*CODES[:16])) == first
+        assert timeline.decide(seconds + 25, unhealthy_causes(*CODES[:17])) == first
 
 
 def test_without_informing_taints_the_worst_16_are_published() -> None:
-    taints = TaintTimeline(SILENT).decide(0, bad(*CODES))
+    taints = TaintTimeline(SILENT).decide(0, unhealthy_causes(*CODES))
     assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
@@ -538,7 +542,7 @@ def test_taints_of_a_device_are_at_most_16_and_distinct(
         assert len(taints) <= TAINTS_MAX
         assert len({(taint.key, taint.value) for taint in taints}) == len(taints)
         assert policy.inform or all(taint.effect is not NONE for taint in taints)
-        assert timeline.restarted().state.taints.devices.get(GPU, ()) == taints
+        assert timeline.restart().state.taints.devices.get(GPU, ()) == taints
         due_ns = timeline.state.due_ns
         assert due_ns is None or due_ns > at(seconds).mono_ns
         assert timeline.decide(seconds, causes) == taints
@@ -578,9 +582,11 @@ def test_driver_name_that_is_no_dns_subdomain_needs_a_domain() -> None:
 
 def test_page_has_every_setting_with_its_default() -> None:
     defaults = {"evict": "none", "domain": "the driver's name"}
-    for one in fields(TaintPolicy):
-        default = re.escape(defaults.get(one.name, f"`{one.default}`"))
-        assert re.search(rf"^\| `{one.name}` \| (`[a-z-]+` )?\| {default} \|", PAGE.read_text(), re.MULTILINE)
+    for field in fields(TaintPolicy):
+        default = re.escape(defaults.get(field.name, f"`{field.default}`"))
+        assert re.search(
+            rf"^\| `{field.name}` \| (`[a-z-]+` )?\| {default} \|", PAGE.read_text(), re.MULTILINE
+        )
 
 
 def test_page_has_every_reserved_key_and_effect() -> None:

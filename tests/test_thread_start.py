@@ -71,7 +71,7 @@ if "WorkerPool(" not in PROGRAM:
 def test_thread_that_cannot_start_neither_hangs_nor_loses_work(
     node: FailingNode, what: str, call: str, error: int
 ) -> None:
-    """Memory is refused to the new thread: the first mapping is the stack of its interpreter."""
+    """The kernel refuses memory to the new thread; its first mapping is the interpreter's stack."""
     begin = node.root / "begin"
     begin.touch()
     program = textwrap.dedent(THREADS[what])

@@ -129,7 +129,7 @@ def test_declared_cpu_waits_for_history_no_longer_than_in_full_evaluations() -> 
         node.wait(1)
         node.read()
         report = node.evaluate()
-        waited.add(any(one.code == "cpu.throttled.core" for one in report.not_evaluated))
+        waited.add(any(rule.code == "cpu.throttled.core" for rule in report.not_evaluated))
     assert waited == {True, False}
 
 

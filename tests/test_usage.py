@@ -11,9 +11,9 @@ from claim_samples import (
     at,
     device,
     known_pod,
-    listed,
     listed_claim,
-    prepared,
+    listed_pod,
+    listed_prepared,
     source_answers,
     use,
 )
@@ -49,7 +49,7 @@ NO_CLAIMS = checkpoint_map()
 
 
 def shared_claim_map(*pods: str) -> ConsumerMap:
-    return checkpoint_map(prepared("c-1", use("gpu-0", "gpus"), pods=pods, name="gpus"))
+    return checkpoint_map(listed_prepared("c-1", use("gpu-0", "gpus"), pods=pods, name="gpus"))
 
 
 # --- begin of a use ----------------------------------------------------------------------------------------
@@ -88,13 +88,15 @@ def test_reservation_alone_is_no_use() -> None:
 
 def test_claim_that_waits_for_its_driver_is_no_use() -> None:
     assert (
-        UsageObserver().observe(checkpoint_map(prepared("c-1", pods=["p-1"], waiting=("gpu.example.com",))))
+        UsageObserver().observe(
+            checkpoint_map(listed_prepared("c-1", pods=["p-1"], waiting=("gpu.example.com",)))
+        )
         == ()
     )
 
 
 def test_device_shared_by_two_pods_is_two_uses() -> None:
-    assert {one.pod.uid for one in UsageObserver().observe(shared_claim_map("p-1", "p-2"))} == {
+    assert {usage.pod.uid for usage in UsageObserver().observe(shared_claim_map("p-1", "p-2"))} == {
         "p-1",
         "p-2",
     }
@@ -115,8 +117,8 @@ def test_new_use_after_an_unreadable_source_began_before() -> None:
 
 
 def test_new_use_of_a_source_read_first_time_began_before() -> None:
-    web = listed("web-0", listed_claim("more", use("gpu-1")))
-    train = listed("train-0", listed_claim("gpus", use("gpu-0")))
+    web = listed_pod("web-0", listed_claim("more", use("gpu-1")))
+    train = listed_pod("train-0", listed_claim("gpus", use("gpu-0")))
     observer = UsageObserver()
     observer.observe(build_consumer_map(source_answers(podresources=[web])))
     assert observer.observe(checkpoint_map(TRAIN))[-1].before
@@ -130,13 +132,16 @@ def test_unchanged_map_changes_no_use() -> None:
     observer.observe(checkpoint_map(TRAIN))
     before = observer.uses.running
     assert observer.observe(checkpoint_map(TRAIN)) == ()
-    assert [one.use for one in observer.uses.running.values()] == [one.use for one in before.values()]
+    assert [entry.use for entry in observer.uses.running.values()] == [entry.use for entry in before.values()]
 
 
 def test_uses_above_the_limit_are_dropped_and_counted() -> None:
     uses = [use(f"gpu-{number}") for number in range(TRACKED_USAGES_MAX + 2)]
     observer = UsageObserver()
-    assert len(observer.observe(checkpoint_map(prepared("c-1", *uses, pods=["p-1"])))) == TRACKED_USAGES_MAX
+    assert (
+        len(observer.observe(checkpoint_map(listed_prepared("c-1", *uses, pods=["p-1"]))))
+        == TRACKED_USAGES_MAX
+    )
     assert observer.uses.dropped == 2
     observer.observe(checkpoint_map(TRAIN))
     assert observer.uses.dropped == 0
@@ -144,7 +149,9 @@ def test_uses_above_the_limit_are_dropped_and_counted() -> None:
 
 def test_cost_of_a_claim_grows_with_the_number_of_its_devices() -> None:
     def opcodes(devices: int) -> int:
-        known = checkpoint_map(prepared("c-1", *(use(f"gpu-{n}") for n in range(devices)), pods=["p-1"]))
+        known = checkpoint_map(
+            listed_prepared("c-1", *(use(f"gpu-{n}") for n in range(devices)), pods=["p-1"])
+        )
         return count_opcodes(lambda: UsageObserver().observe(known))
 
     assert opcodes(400) < 2.5 * opcodes(200)
@@ -278,7 +285,7 @@ def test_pod_that_failed_between_two_observations_is_recorded() -> None:
 def test_recreated_claim_ends_the_old_use_though_incomplete() -> None:
     observer = UsageObserver()
     observer.observe(checkpoint_map(TRAIN))
-    recreated = prepared("c-2", use("gpu-0", "gpus"), pods=["p-2"], name="gpus")
+    recreated = listed_prepared("c-2", use("gpu-0", "gpus"), pods=["p-2"], name="gpus")
     old, new = observer.observe(checkpoint_map(recreated, truncated=True))
     assert old.ended
     assert (old.claim.uid, old.ended.ending) == ("c-1", UsageEndKind.REPLACED)
@@ -288,7 +295,7 @@ def test_recreated_claim_ends_the_old_use_though_incomplete() -> None:
 def test_pod_with_same_name_and_another_uid_is_another_use() -> None:
     observer = UsageObserver()
     observer.observe(checkpoint_map(TRAIN, pods=[known_pod("p-1", "gpus", name="web-0")]))
-    next_ = prepared("c-1", use("gpu-0", "gpus"), pods=["p-2"], name="gpus")
+    next_ = listed_prepared("c-1", use("gpu-0", "gpus"), pods=["p-2"], name="gpus")
     old, new = observer.observe(checkpoint_map(next_, pods=[known_pod("p-2", "gpus", name="web-0")]))
     assert old.ended
     assert (old.pod.name, new.pod.name) == ("web-0", "web-0")
@@ -303,20 +310,24 @@ def test_pod_of_a_recreated_claim_never_uses_the_old_device() -> None:
     """Case: a pod is deleted by force and created again with its claim; the kubelet first unprepares the old
     claim, and meanwhile lists it in podresources for the new pod."""
     observer = UsageObserver()
-    old_pod, new_pod = (known_pod(f"p-{one}", "gpus", name="web-0", phase=phase) for one, phase in STORY)
-    listing = [listed("web-0", listed_claim("gpus", use("gpu-0")))]
+    old_pod, new_pod = (
+        known_pod(f"p-{phase_pair}", "gpus", name="web-0", phase=phase) for phase_pair, phase in STORY
+    )
+    listing = [listed_pod("web-0", listed_claim("gpus", use("gpu-0")))]
     observer.observe(checkpoint_map(TRAIN, pods=[old_pod], listed=listing))
     assert observer.observe(checkpoint_map(TRAIN, pods=[new_pod], listed=listing)) == ()
     unreadable = source_answers(pods_api=[new_pod], podresources=listing)
     assert observer.observe(build_consumer_map(unreadable)) == ()
-    new_claim = prepared("c-2", use("gpu-1", "gpus"), pods=["p-2"], name="gpus")
-    new_listing = [listed("web-0", listed_claim("gpus", use("gpu-1")))]
+    new_claim = listed_prepared("c-2", use("gpu-1", "gpus"), pods=["p-2"], name="gpus")
+    new_listing = [listed_pod("web-0", listed_claim("gpus", use("gpu-1")))]
     changed = observer.observe(checkpoint_map(new_claim, pods=[new_pod], listed=new_listing))
-    assert {(one.pod.uid, one.claim.uid, one.device.device, bool(one.ended)) for one in changed} == {
+    assert {
+        (usage.pod.uid, usage.claim.uid, usage.device.device, bool(usage.ended)) for usage in changed
+    } == {
         ("p-1", "c-1", "gpu-0", True),
         ("p-2", "c-2", "gpu-1", False),
     }
-    assert {one.pod.name for one in changed} == {"web-0"}
+    assert {usage.pod.name for usage in changed} == {"web-0"}
 
 
 def test_wall_clock_step_does_not_change_the_duration() -> None:
@@ -343,7 +354,7 @@ def test_pod_name_known_later_is_filled_in_and_kept() -> None:
 
 def test_pod_name_not_tied_to_the_uid_is_a_possible_name() -> None:
     observer = UsageObserver()
-    pods = [listed("train-0", listed_claim("gpus", use("gpu-0")))]
+    pods = [listed_pod("train-0", listed_claim("gpus", use("gpu-0")))]
     found = observer.observe_one(checkpoint_map(TRAIN, listed=pods))
     assert (found.pod, found.maybe) == (PodRef("", "", "p-1"), (f"{NAMESPACE}/train-0",))
     assert observer.observe(checkpoint_map(TRAIN)) == ()
@@ -354,7 +365,7 @@ def test_pod_name_not_tied_to_the_uid_is_a_possible_name() -> None:
 
 
 LISTED = build_consumer_map(
-    source_answers(podresources=[listed("train-0", listed_claim("gpus", use("gpu-0")))])
+    source_answers(podresources=[listed_pod("train-0", listed_claim("gpus", use("gpu-0")))])
 )
 NAMED = checkpoint_map(TRAIN, pods=[known_pod("p-1", "gpus", name="train-0")])
 
@@ -383,14 +394,14 @@ def test_name_that_may_belong_to_a_known_uid_is_no_new_use() -> None:
     observer.observe(checkpoint_map(TRAIN))
     assert observer.observe(LISTED) == ()
     assert len(observer.uses.running) == 1
-    other = source_answers(podresources=[listed("train-1", listed_claim("more", use("gpu-0")))])
-    assert [one.pod.name for one in observer.observe(build_consumer_map(other))] == ["train-1"]
+    other = source_answers(podresources=[listed_pod("train-1", listed_claim("more", use("gpu-0")))])
+    assert [usage.pod.name for usage in observer.observe(build_consumer_map(other))] == ["train-1"]
 
 
 def test_merged_uses_keep_the_first_id_begin_and_worst_state() -> None:
     observer = UsageObserver()
     by_name = observer.observe_one(LISTED, LOST)
-    pods = [listed("train-0", listed_claim("gpus", use("gpu-0")))]
+    pods = [listed_pod("train-0", listed_claim("gpus", use("gpu-0")))]
     by_uid = observer.observe(checkpoint_map(TRAIN, listed=pods))[-1]
     assert by_uid.id != by_name.id
     merged = observer.observe_one(
@@ -404,16 +415,16 @@ def test_merged_uses_keep_the_first_id_begin_and_worst_state() -> None:
 # --- after an agent restart --------------------------------------------------------------------------------
 
 STORED = device_usage(active=True, resumed=True, began=replace(at(0), mono_ns=0), worst=SLOW)
-STORED_CLAIM = checkpoint_map(prepared("c-1", use("gpu-1", "gpus"), pods=["p-1"], name="gpus"))
+STORED_CLAIM = checkpoint_map(listed_prepared("c-1", use("gpu-1", "gpus"), pods=["p-1"], name="gpus"))
 
 
-def resumed(*ended: Any, running: Any = (STORED,)) -> UsageObserver:
+def resume_observer(*ended: Any, running: Any = (STORED,)) -> UsageObserver:
     kept = StoredUsages(running, ended, last_written_s=at(100).wall_s)
     return UsageObserver(resume_usages(UsageState("next"), kept), first=1000)
 
 
 def test_stored_use_that_still_runs_continues_with_its_id() -> None:
-    observer = resumed()
+    observer = resume_observer()
     continued = observer.observe_one(STORED_CLAIM, LOST)
     assert (continued.id, continued.began.wall_s, continued.worst) == (STORED.id, STORED.began.wall_s, LOST)
     ended = observer.observe_one(NO_CLAIMS).ended
@@ -421,7 +432,7 @@ def test_stored_use_that_still_runs_continues_with_its_id() -> None:
 
 
 def test_duration_over_a_reboot_is_that_of_the_wall_clock() -> None:
-    observer = resumed()
+    observer = resume_observer()
     observer.observe(STORED_CLAIM)
     booted = replace(at(1001), mono_ns=5)
     (ended,) = update_usages(observer.uses, NO_CLAIMS, lambda _: GOOD, booted).changed
@@ -430,22 +441,25 @@ def test_duration_over_a_reboot_is_that_of_the_wall_clock() -> None:
 
 
 def test_stored_use_that_is_gone_ended_while_agent_was_away() -> None:
-    ended = resumed().observe_one(NO_CLAIMS, LOST)
+    ended = resume_observer().observe_one(NO_CLAIMS, LOST)
     assert ended.ended == UsageEnd(UsageEndKind.AWAY, at(100).wall_s, at(1000).wall_s, 100.0)
     assert (ended.state, ended.worst) == (GOOD, SLOW)
 
 
 def test_stored_uses_end_only_after_the_checkpoint_was_read() -> None:
-    observer = resumed()
-    assert not [one for one in observer.observe(UNREADABLE, GOOD) if one.ended]
+    observer = resume_observer()
+    assert not [usage for usage in observer.observe(UNREADABLE, GOOD) if usage.ended]
     assert observer.observe_one(NO_CLAIMS).ended
     assert len(observer.ended) == 1
 
 
 def test_stored_ended_use_does_not_begin_again() -> None:
     ended = device_usage(2)
-    observer = resumed(ended, running=())
-    assert observer.observe(checkpoint_map(prepared("c-2", use("gpu-2"), pods=["p-2"], name="gpus"))) == ()
+    observer = resume_observer(ended, running=())
+    assert (
+        observer.observe(checkpoint_map(listed_prepared("c-2", use("gpu-2"), pods=["p-2"], name="gpus")))
+        == ()
+    )
 
 
 def test_stored_uses_read_late_are_merged_with_observed_uses() -> None:
@@ -462,7 +476,7 @@ def test_stored_uses_read_late_are_merged_with_observed_uses() -> None:
 
 PODS = st.sampled_from(["p-1", "p-2"])
 CLAIMS = st.builds(
-    lambda uid, name, devices, pods: prepared(uid, *map(use, devices), name=name, pods=pods),
+    lambda uid, name, devices, pods: listed_prepared(uid, *map(use, devices), name=name, pods=pods),
     st.sampled_from(["c-1", "c-2"]),
     st.sampled_from(["gpus", "nics"]),
     st.lists(st.sampled_from(["gpu-0", "gpu-1"]), unique=True),
@@ -475,7 +489,7 @@ POD_OBJECTS = st.builds(
     st.sampled_from(["Running", "Succeeded", "Failed"]),
 )
 LISTINGS = st.builds(
-    lambda name, claim, gpu: listed(name, listed_claim(claim, use(gpu))),
+    lambda name, claim, gpu: listed_pod(name, listed_claim(claim, use(gpu))),
     st.sampled_from(["web-0", "web-1"]),
     st.sampled_from(["gpus", "nics"]),
     st.sampled_from(["gpu-0", "gpu-1"]),
@@ -504,14 +518,14 @@ def test_use_ends_at_most_once_and_does_not_change_after(
     merged: set[str] = set()
     for map_, state in story:
         changed = observer.observe(map_, state)
-        assert not ended_ids & {one.id for one in changed}
-        assert max(Counter(one.id for one in changed).values(), default=0) <= 1
-        ended_ids |= {one.id for one in changed if one.ended}
+        assert not ended_ids & {usage.id for usage in changed}
+        assert max(Counter(usage.id for usage in changed).values(), default=0) <= 1
+        ended_ids |= {usage.id for usage in changed if usage.ended}
         merged |= set(observer.step.merged)
         assert not ended_ids & merged
-        running = {one.use.id for one in observer.uses.running.values()}
+        running = {entry.use.id for entry in observer.uses.running.values()}
         assert not running & (ended_ids | merged)
-        assert all(one.use.ended is None for one in observer.uses.running.values())
+        assert all(entry.use.ended is None for entry in observer.uses.running.values())
 
 
 @given(STEPS)
@@ -519,11 +533,11 @@ def test_running_uses_follow_from_the_changes_alone(story: list[tuple[ConsumerMa
     observer = UsageObserver()
     kept: dict[str, Any] = {}
     for map_, state in story:
-        kept |= {one.id: one for one in observer.observe(map_, state)}
+        kept |= {usage.id: usage for usage in observer.observe(map_, state)}
         for id_ in observer.step.merged:
             kept.pop(id_, None)
-        running = {id_: one for id_, one in kept.items() if not one.ended}
-        assert running == {one.use.id: one.use for one in observer.uses.running.values()}
+        running = {id_: usage for id_, usage in kept.items() if not usage.ended}
+        assert running == {entry.use.id: entry.use for entry in observer.uses.running.values()}
 
 
 @given(STEPS)
@@ -534,11 +548,11 @@ def test_worst_state_is_at_least_every_state_of_the_device(
     worst: dict[str, Severity] = {}
     for map_, state in story:
         observer.observe(map_, state)
-        for one in observer.uses.running.values():
-            worst_seen = max(state.severity, worst.get(one.use.id, Severity.OK))
-            assert one.use.state == state
-            assert one.use.worst.severity >= worst_seen
-            worst[one.use.id] = one.use.worst.severity
+        for entry in observer.uses.running.values():
+            worst_seen = max(state.severity, worst.get(entry.use.id, Severity.OK))
+            assert entry.use.state == state
+            assert entry.use.worst.severity >= worst_seen
+            worst[entry.use.id] = entry.use.worst.severity
 
 
 @given(STEPS, st.sampled_from([UNREADABLE, NO_CHECKPOINT, NO_SOURCES]))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from claim_samples import at, known_pod, prepared, use
+from claim_samples import at, known_pod, listed_prepared, use
 from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from usage_samples import UNREADABLE, checkpoint_map
@@ -33,11 +33,14 @@ NO_PODS = checkpoint_map()
 def train(*numbers: int) -> ConsumerMap:
     """Return a map with one claim and one device for each of these pods."""
     return checkpoint_map(
-        *(prepared(f"c-{n}", use(f"gpu-{n}", "gpus"), pods=[f"p-{n}"], name=f"gpus-{n}") for n in numbers)
+        *(
+            listed_prepared(f"c-{n}", use(f"gpu-{n}", "gpus"), pods=[f"p-{n}"], name=f"gpus-{n}")
+            for n in numbers
+        )
     )
 
 
-def reported(*sick: str, starting: bool = False) -> Report:
+def report_of(*sick: str, starting: bool = False) -> Report:
     devices = (
         DeviceHealth(
             "node-1",
@@ -67,7 +70,7 @@ class Agent:
 
     def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
         self.second += after_s
-        self.recorder.record(map_, reported(*sick), now or at(self.second))
+        self.recorder.record(map_, report_of(*sick), now or at(self.second))
 
     @property
     def record(self) -> HistoryContent:
@@ -87,7 +90,7 @@ def agent(state: Path) -> Agent:
 def test_ended_use_is_recorded_with_pod_device_and_state(agent: Agent) -> None:
     agent.take(NO_PODS)
     agent.take(train(1, 2))
-    assert [one.pod.uid for one in agent.record.running] == ["p-2", "p-1"]
+    assert [usage.pod.uid for usage in agent.record.running] == ["p-2", "p-1"]
     agent.take(train(1, 2), "gpu-1")
     agent.take(train(2))
     (ended,) = agent.record.ended
@@ -110,7 +113,7 @@ def test_unchanged_uses_cause_one_write_in_five_minutes(agent: Agent) -> None:
 
 
 def test_empty_map_of_unreadable_sources_ends_no_use(agent: Agent) -> None:
-    agent.recorder.record(train(1), reported(starting=True), at(1))
+    agent.recorder.record(train(1), report_of(starting=True), at(1))
     assert not agent.path.exists()
 
 
@@ -143,11 +146,11 @@ def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
     assert (ended.pod.uid, ended.ended.ending) == ("p-2", UsageEndKind.AWAY)
     assert ended.ended.seen_s == left.last_write_s
     (running,) = following.record.running
-    assert running.id in {one.id for one in left.running}
+    assert running.id in {usage.id for usage in left.running}
 
 
 def test_failed_pod_is_recorded_once_over_agent_restarts(agent: Agent, state: Path) -> None:
-    claim = prepared("c-1", use("gpu-1"), pods=["p-1"], name="gpus")
+    claim = listed_prepared("c-1", use("gpu-1"), pods=["p-1"], name="gpus")
     failed = checkpoint_map(claim, pods=[known_pod("p-1", "gpus", phase="Failed")])
     agent.take(failed)
     for life in range(3):
@@ -200,7 +203,7 @@ def test_killed_agent_loses_no_written_use(state: Path, ended: int) -> None:
     following.take(NO_PODS)
     after = following.record
     assert after.running == ()
-    assert {one.id for one in after.ended} == {one.id for one in (*before.ended, *before.running)}
+    assert {usage.id for usage in after.ended} == {usage.id for usage in (*before.ended, *before.running)}
 
 
 # --- disks -------------------------------------------------------------------------------------------------
@@ -217,8 +220,8 @@ def test_unusable_directory_is_logged_once_and_uses_are_queued(
     assert str(agent.path) in caplog.text
     state.unlink()
     agent.take(train(2))
-    assert [one.pod.uid for one in agent.record.ended] == ["p-1"]
-    assert [one.pod.uid for one in agent.record.running] == ["p-2"]
+    assert [usage.pod.uid for usage in agent.record.ended] == ["p-1"]
+    assert [usage.pod.uid for usage in agent.record.running] == ["p-2"]
 
 
 def test_uses_beyond_memory_limit_are_dropped_and_counted(
@@ -231,7 +234,7 @@ def test_uses_beyond_memory_limit_are_dropped_and_counted(
     agent.take(NO_PODS)
     state.unlink()
     agent.take(NO_PODS)
-    assert [one.pod.uid for one in agent.record.ended] == ["p-5", "p-4", "p-3"]
+    assert [usage.pod.uid for usage in agent.record.ended] == ["p-5", "p-4", "p-3"]
     assert "3 ended uses of devices were lost while the file could not be written" in caplog.text
 
 
@@ -324,13 +327,13 @@ def test_clock_step_delays_deletion_by_age_for_an_hour(state: Path) -> None:
     assert len(agent.record.ended) == 4
     agent.second += 3600
     ends_at(agent, decade_s, numbers)
-    assert [one.device.device for one in agent.record.ended] == ["gpu-4", "gpu-3"]
+    assert [usage.device.device for usage in agent.record.ended] == ["gpu-4", "gpu-3"]
 
 
 def test_use_ids_of_two_agent_runs_differ(tmp_path: Path) -> None:
     lives = [Agent(tmp_path / name) for name in ("one", "other")]
     for life in lives:
         life.take(train(1))
-    one, other = (life.record.running[0] for life in lives)
-    assert one.id != other.id
-    assert replace(one, id="") == replace(other, id="")
+    usage, other = (life.record.running[0] for life in lives)
+    assert usage.id != other.id
+    assert replace(usage, id="") == replace(other, id="")

@@ -33,7 +33,7 @@ def test_message_lists_codes_worst_first_and_ends_with_advice() -> None:
 
 
 def test_message_ends_with_the_advice_for_the_worst_repair() -> None:
-    """As the table of devices and the page do."""
+    """The table of devices and the page show it, too."""
     mild = cause("a.bad", Severity.UNHEALTHY, "1 of 2", "restart the driver")
     hard = replace(cause("b.bad", Severity.UNHEALTHY, "3 of 4", "reboot"), repair=Repair.REBOOT_NODE)
     note = replace(cause("c.meh", Severity.DEGRADED, "5 of 6", "replace"), repair=Repair.REPLACE_HARDWARE)

@@ -105,22 +105,25 @@ def agent(state: Path) -> Iterator[Agent]:
     agent.stop()
 
 
-def recorded(path: Path) -> StoredVerdicts:
+def read_stored(path: Path) -> StoredVerdicts:
     """Return the content of the file, on which a commit may take long."""
     return read_verdicts(path, wait_s=PATIENCE_S)
 
 
 def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
     """Return device, state before and state after of each stored change."""
-    return [(one.device.device, one.before, one.verdict.state) for one in recorded(agent.path).changes]
+    return [
+        (change.device.device, change.before, change.verdict.state)
+        for change in read_stored(agent.path).changes
+    ]
 
 
 def listed_states(agent: Agent) -> list[tuple[str, float]]:
     """Return the listed changes, the oldest first: state and duration."""
-    stored = recorded(agent.path)
+    stored = read_stored(agent.path)
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     found = listed_changes(verdict_spans(stored, timeline))
-    return [(one.verdict.state, pytest.approx(one.end_s - one.begin_s)) for one in reversed(found)]
+    return [(span.verdict.state, pytest.approx(span.end_s - span.begin_s)) for span in reversed(found)]
 
 
 # --- changes -----------------------------------------------------------------------------------------------
@@ -135,7 +138,7 @@ def test_changes_are_recorded_with_causes_and_durations(agent: Agent) -> None:
         ("gpu-3", "unhealthy", "healthy"),
     ]
     assert listed_states(agent) == [("unhealthy", 20), ("healthy", 0)]
-    (cause,) = recorded(agent.path).changes[1].verdict.causes
+    (cause,) = read_stored(agent.path).changes[1].verdict.causes
     assert cause == (BAD, Severity.UNHEALTHY, "1 time")
 
 
@@ -144,7 +147,7 @@ def test_new_evidence_is_no_change_and_another_code_is(agent: Agent) -> None:
     agent.report(device("gpu-3", BAD, "2 times"))
     agent.report(device("gpu-3", LOST))
     agent.stop()
-    assert [change.verdict.causes[0].code for change in recorded(agent.path).changes] == [BAD, LOST]
+    assert [change.verdict.causes[0].code for change in read_stored(agent.path).changes] == [BAD, LOST]
 
 
 def test_incomplete_report_is_not_recorded(agent: Agent) -> None:
@@ -176,7 +179,7 @@ def test_restart_without_a_change_adds_no_row(agent: Agent, state: Path) -> None
     following.follow(BAD, BAD)
     following.stop()
     assert len(stored_states(agent)) == 2
-    assert len(recorded(agent.path).periods) == 2
+    assert len(read_stored(agent.path).periods) == 2
 
 
 def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: Path) -> None:
@@ -185,8 +188,10 @@ def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: 
     following = Agent(state, second=2000)
     following.follow(BAD)
     following.stop()
-    changes = recorded(agent.path).changes[-2:]
-    assert [(one.device.device, one.before, one.verdict.state, one.offset_s) for one in changes] == [
+    changes = read_stored(agent.path).changes[-2:]
+    assert [
+        (change.device.device, change.before, change.verdict.state, change.offset_s) for change in changes
+    ] == [
         ("gpu-4", RecordedState.HEALTHY, RecordedState.ABSENT, 0.0),
         ("gpu-3", RecordedState.HEALTHY, RecordedState.UNHEALTHY, 0.0),
     ]
@@ -198,11 +203,11 @@ def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> Non
     following = Agent(state, second=2000)
     following.follow(OK, OK)
     following.stop()
-    stored = recorded(agent.path)
+    stored = read_stored(agent.path)
     timeline = ObservedTimeAxis(stored.periods, following.clocks)
-    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
-    assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
-    assert one.not_observed_s == pytest.approx(2010 - 1020)
+    (span,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert span.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
+    assert span.not_observed_s == pytest.approx(2010 - 1020)
 
 
 LIFE = f"""
@@ -241,29 +246,29 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
             assert process.stdout.readline() == f"{number}\n"
             path = state / HISTORY_FILE
             eventually(
-                lambda: path.exists() and len(recorded(path).changes) == number + 1,  # noqa: B023
+                lambda: path.exists() and len(read_stored(path).changes) == number + 1,  # noqa: B023
                 "the change is written",
             )
             process.stdin.write("\n")
             process.stdin.flush()
         process.send_signal(signal.SIGKILL)
         process.wait()
-    before = recorded(state / HISTORY_FILE)
+    before = read_stored(state / HISTORY_FILE)
     following = Agent(state, second=100_000)
     following.follow(OK)
     following.stop()
-    after = recorded(state / HISTORY_FILE)
+    after = read_stored(state / HISTORY_FILE)
     assert after.changes[: len(before.changes)] == before.changes
     keys = [(change.period, change.number) for change in after.changes]
     assert len(set(keys)) == len(keys)
     assert after.periods[:-1] == before.periods
-    begins = [one.begin_s for one in spans_of(after, following)]
+    begins = [span.begin_s for span in spans_of(after, following)]
     assert begins == sorted(begins)
 
 
 def spans_of(stored: StoredVerdicts, agent: Agent) -> list:
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
-    return [one for known in verdict_spans(stored, timeline).values() for one in known]
+    return [span for known in verdict_spans(stored, timeline).values() for span in known]
 
 
 def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> None:
@@ -273,12 +278,12 @@ def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> N
     for _ in range(5):
         agent.follow(OK, after_s=0.1)
     lasted_s = pytest.approx(0.5)
-    eventually(lambda: recorded(agent.path).periods[-1].lasted_s == lasted_s, "the mark is written")
+    eventually(lambda: read_stored(agent.path).periods[-1].lasted_s == lasted_s, "the mark is written")
     following = Agent(state, second=5000)
     following.follow(OK)
     following.stop()
     period_file_path(agent.path).unlink()
-    assert [period.lasted_s for period in recorded(agent.path).periods] == [lasted_s, 0]
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [lasted_s, 0]
     agent.recorder.close(PATIENCE_S)
 
 
@@ -290,7 +295,7 @@ def test_silence_of_the_agent_is_not_observed(agent: Agent) -> None:
     agent.follow(OK)
     agent.report(device("gpu-3", BAD), after_s=3600)
     agent.stop()
-    stored = recorded(agent.path)
+    stored = read_stored(agent.path)
     assert len(stored.periods) == 2
     assert ObservedTimeAxis(stored.periods, agent.clocks).unobserved_s(0, agent.clocks.wall_s) > 3600
     assert stored.changes[-1].before is RecordedState.HEALTHY
@@ -302,7 +307,7 @@ def test_longer_heartbeat_after_a_reload_is_observed_time(agent: Agent) -> None:
     agent.recorder.reconfigure(6 * HEARTBEAT_S)
     agent.follow(OK, OK, BAD, after_s=6 * HEARTBEAT_S)
     agent.stop()
-    assert [period.lasted_s for period in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [18 * HEARTBEAT_S]
 
 
 def test_report_after_a_reload_is_marked_at_once(state: Path) -> None:
@@ -313,7 +318,7 @@ def test_report_after_a_reload_is_marked_at_once(state: Path) -> None:
     agent.recorder.reconfigure(HEARTBEAT_S)
     agent.follow(OK, after_s=HEARTBEAT_S)
     lasted_s = pytest.approx(HEARTBEAT_S)
-    eventually(lambda: recorded(agent.path).periods[-1].lasted_s == lasted_s, "the mark is written")
+    eventually(lambda: read_stored(agent.path).periods[-1].lasted_s == lasted_s, "the mark is written")
     agent.stop()
 
 
@@ -325,26 +330,26 @@ def test_shorter_heartbeat_after_a_reload_counts_from_the_next_report(agent: Age
     agent.follow(OK, after_s=1)
     agent.follow(OK, after_s=HEARTBEAT_S)
     agent.stop()
-    assert [period.lasted_s for period in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [HEARTBEAT_S + 1, 0]
 
 
 def test_period_that_ends_during_a_write_keeps_its_end(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     file = agent.recorder._file
     write, is_writing, may_write = file.write_verdicts, Event(), Event()
 
-    def held(*args: Any, **options: Any) -> None:
+    def write_when_allowed(*args: Any, **options: Any) -> None:
         is_writing.set()
         assert may_write.wait(PATIENCE_S)
         write(*args, **options)
 
-    monkeypatch.setattr(file, "write_verdicts", held)
+    monkeypatch.setattr(file, "write_verdicts", write_when_allowed)
     agent.follow(OK)
     assert is_writing.wait(PATIENCE_S)
     agent.follow(OK, after_s=HEARTBEAT_S)
     agent.follow(OK, after_s=10 * HEARTBEAT_S)
     may_write.set()
     agent.stop()
-    assert [period.lasted_s for period in recorded(agent.path).periods] == [HEARTBEAT_S, 0]
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [HEARTBEAT_S, 0]
 
 
 @pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
@@ -387,12 +392,12 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     agent.follow(HOT, OK)
     agent.stop()
     assert "3 changes of verdicts were lost while the file could not be written: limit of 3" in caplog.text
-    stored = recorded(agent.path)
+    stored = read_stored(agent.path)
     assert [change.verdict.state for change in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
-    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
-    assert one.not_observed_s >= 15
-    assert one.observed_s[RecordedState.UNHEALTHY] <= 11
+    (span,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert span.not_observed_s >= 15
+    assert span.observed_s[RecordedState.UNHEALTHY] <= 11
 
 
 def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from agents import run_command
-from own_process import in_own_process
+from own_process import run_in_own_process
 from patience import PATIENCE_S
 from record_nodes import gpu_day, host_day
 from test_cli_e2e import AGENT
@@ -129,16 +129,18 @@ def reader_of(
 ) -> "subprocess.Popen[bytes]":
     """Wait until one of the processes reads the FIFO, and return the process, which waits for data."""
 
-    def opened() -> Any:
+    def open_fifo() -> Any:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:  # ENXIO: no reader yet
             return None
 
     def reader() -> Any:
-        return next((one for one in processes if one.poll() is None and has_open(one.pid, fifo)), None)
+        return next(
+            (process for process in processes if process.poll() is None and has_open(process.pid, fifo)), None
+        )
 
-    stack.callback(os.close, wait_for(opened))
+    stack.callback(os.close, wait_for(open_fifo))
     return wait_for(reader)
 
 
@@ -168,7 +170,7 @@ def run_on(cluster: Cluster, places: list[Path], config: Path, stack: ExitStack)
     return process
 
 
-def ended(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+def wait_for_end(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
     out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess([], process.returncode, out, err)
 
@@ -192,7 +194,7 @@ def test_files_of_a_lost_worker_are_compared_by_the_other_one(
     victim = reader_of(fifo, workers, stack)
     copy.replace(fifo)
     kill(victim)
-    out, err = output(ended(process))
+    out, err = output(wait_for_end(process))
     assert out == local
     assert f"{segment_path(places[2], 1)}: the file is not a drahealth record" in err
     assert [worker.poll() for worker in workers if worker is not victim] == [None]
@@ -212,7 +214,7 @@ def test_record_on_which_workers_die_is_named_and_left_out(
     process = run_on(cluster, places, config, stack)
     for _ in range(2):  # with other records, and alone
         kill(reader_of(fifo, workers, stack))
-    done = ended(process)
+    done = wait_for_end(process)
     assert done.returncode == 0, done.stderr
     assert f"drahealth: record {places[0]}: left out: KilledWorker: " in done.stderr
     document = json.loads(done.stdout)
@@ -233,7 +235,7 @@ def test_scheduler_lost_during_the_comparison_is_named_in_one_line(
     process = run_on(cluster, places, config, stack)
     reader_of(fifo, [worker], stack)
     kill(cluster.scheduler)
-    done = ended(process)
+    done = wait_for_end(process)
     assert (done.returncode, done.stderr) == (
         70,
         "drahealth: dask cluster: the scheduler was lost; run the command again\n",
@@ -251,7 +253,7 @@ def exit_with_refusal(address: str, connect_s: str, workers_s: str) -> None:
 
 def refusal(address: str, *, connect_s: float = PATIENCE_S, workers_s: float = PATIENCE_S) -> str:
     with pytest.raises(AssertionError) as found:
-        in_own_process(exit_with_refusal, address, connect_s, workers_s)
+        run_in_own_process(exit_with_refusal, address, connect_s, workers_s)
     return str(found.value)
 
 

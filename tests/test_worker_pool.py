@@ -21,7 +21,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def threads(name: str) -> list[str]:
     """Return the names of the pool's live threads."""
-    return [one.name for one in threading.enumerate() if one.name.startswith(f"{name}-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(f"{name}-")]
 
 
 def test_call_returns_the_result_or_raises_the_exception(name: str) -> None:

@@ -262,7 +262,7 @@ def test_regular_expressions_match_like_the_reader(text: str) -> None:
         ("0000:3b", "0000:3b"),
     ],
 )
-def test_pci_address_is_normalised(text: str, bus: str) -> None:
+def test_pci_address_is_normalized(text: str, bus: str) -> None:
     assert normal_pci_address(text) == bus
 
 

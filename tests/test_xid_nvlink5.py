@@ -64,12 +64,12 @@ def test_value_names_one_unit_or_units_with_equal_rows() -> None:
         assert [other for other in NVLINK5_UNITS if other.code == unit.code and other.v2 == unit.v2] == [unit]
 
 
-def by_status(unit: Nvlink5Unit) -> bool:
+def has_rows_by_status(unit: Nvlink5Unit) -> bool:
     return unit is not LINK_DOWN and unit.name != "NETIR_INT"
 
 
 @pytest.mark.parametrize(
-    "unit", [unit for unit in NVLINK5_UNITS if by_status(unit)], ids=lambda unit: unit.name
+    "unit", [unit for unit in NVLINK5_UNITS if has_rows_by_status(unit)], ids=lambda unit: unit.name
 )
 @pytest.mark.parametrize("noise", [0, 0b111111 << 26, 0x1F << 11], ids=["bare", "high bits", "link bits"])
 def test_every_row_is_found_in_both_layouts(unit: Nvlink5Unit, noise: int) -> None:

@@ -40,13 +40,13 @@ status:
 """
 
 
-def parsed(text: str) -> Any:
+def parse_document(text: str) -> Any:
     (document,) = parse_yaml(text.encode())
     return document
 
 
 def test_pod_written_by_kubectl_is_parsed() -> None:
-    assert parsed(POD) == {
+    assert parse_document(POD) == {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -85,12 +85,12 @@ DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | SOUND,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(SOUND, inner, max_size=4),
     max_leaves=20,
-).filter(lambda one: "inf" not in repr(one))
+).filter(lambda value: "inf" not in repr(value))
 
 
 @given(DOCUMENTS)
 def test_json_values_written_as_yaml_are_read_back(document: Any) -> None:
-    assert parsed(yaml.dump(document, Dumper=Quoting)) == document
+    assert parse_document(yaml.dump(document, Dumper=Quoting)) == document
 
 
 WORDS = (
@@ -101,8 +101,8 @@ WORDS = (
 
 @pytest.mark.parametrize("word", WORDS.split())
 def test_plain_scalar_unknown_to_json_is_text(word: str) -> None:
-    assert parsed(f"a: {word}") == {"a": word}
-    assert parsed(f"{word}: 1") == {word: 1}
+    assert parse_document(f"a: {word}") == {"a": word}
+    assert parse_document(f"{word}: 1") == {word: 1}
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_plain_scalar_unknown_to_json_is_text(word: str) -> None:
     ],
 )
 def test_other_spelling_of_a_boolean_or_null_has_its_value(word: str, value: object) -> None:
-    assert parsed(f"a: {word}") == {"a": value}
-    assert parsed(f'a: "{word}"') == {"a": word}
+    assert parse_document(f"a: {word}") == {"a": value}
+    assert parse_document(f'a: "{word}"') == {"a": word}
 
 
 @given(st.binary() | st.text(alphabet="-:?[]{}&*!|>'\"%@#,\n\t a0~<", max_size=40).map(str.encode))
@@ -147,12 +147,12 @@ def test_random_bytes_give_documents_or_error_with_position(data: bytes) -> None
     ],
 )
 def test_plain_scalar_known_to_json_has_its_value(word: str, value: object) -> None:
-    assert parsed(f"a: {word}") == {"a": value}
+    assert parse_document(f"a: {word}") == {"a": value}
 
 
 def test_large_number_is_exact_or_refused() -> None:
-    assert parsed(f"a: {'9' * 30}") == {"a": 10**30 - 1}
-    assert math.isfinite(parsed("a: 1e308")["a"])
+    assert parse_document(f"a: {'9' * 30}") == {"a": 10**30 - 1}
+    assert math.isfinite(parse_document("a: 1e308")["a"])
 
 
 def test_documents_keep_order_and_empty_ones_are_none() -> None:
@@ -164,18 +164,18 @@ def test_alias_is_the_same_object_as_its_anchor() -> None:
     """PyYAML dumps repeated objects with anchors and aliases."""
     document = {"a": (twice := [{"b": 1}, "c"]), "d": twice}
     assert "*id001" in (text := yaml.safe_dump(document))
-    assert parsed(text) == document
-    assert parsed("a: &x 1\nb: [*x, &x 2, *x]") == {"a": 1, "b": [1, 2, 2]}
+    assert parse_document(text) == document
+    assert parse_document("a: &x 1\nb: [*x, &x 2, *x]") == {"a": 1, "b": [1, 2, 2]}
 
 
 def test_alias_expansion_is_limited() -> None:
     twenty = "x: &x [" + "0, " * 19 + "]\n"
-    assert len(parsed(f"{twenty}y: [" + "*x, " * (SHARED_MAX // 20) + "]")["y"]) == SHARED_MAX // 20
+    assert len(parse_document(f"{twenty}y: [" + "*x, " * (SHARED_MAX // 20) + "]")["y"]) == SHARED_MAX // 20
     with pytest.raises(ValueError, match=r"^line 2, column .*more than 1,000,000 values$"):
-        parsed(f"{twenty}y: [" + "*x, " * (SHARED_MAX // 20 + 1) + "]")
+        parse_document(f"{twenty}y: [" + "*x, " * (SHARED_MAX // 20 + 1) + "]")
 
 
-def doubling(times: int) -> str:
+def doubling_lists(times: int) -> str:
     """Return lists whose size doubles with each line."""
     lines = (f"n{n}: &n{n} [*n{n - 1}, *n{n - 1}]\n" for n in range(1, times))
     return "n0: &n0 [x, x]\n" + "".join(lines)
@@ -189,7 +189,7 @@ def chain(deep: int) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (doubling(40), "line 18, column 18: unsupported YAML: aliases that add more than 1,000,000"),
+        (doubling_lists(40), "line 18, column 18: unsupported YAML: aliases that add more than 1,000,000"),
         (chain(200), "line 100, column 9: unsupported YAML: lists and maps nested more than 100 deep"),
         ("a: &a [*a]", "line 1, column 8: unsupported YAML: alias without a complete value before it, *a"),
         ("a: &a 1\nb: &a [*a]", "line 2, column 8: unsupported YAML: alias without a complete value before"),
@@ -222,4 +222,4 @@ def test_invalid_utf_8_is_refused_with_position() -> None:
 
 
 def test_document_at_depth_limit_is_parsed() -> None:
-    assert json.dumps(parsed("[" * DEPTH_MAX + "]" * DEPTH_MAX)) == "[" * DEPTH_MAX + "]" * DEPTH_MAX
+    assert json.dumps(parse_document("[" * DEPTH_MAX + "]" * DEPTH_MAX)) == "[" * DEPTH_MAX + "]" * DEPTH_MAX

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from claim_samples import NAMESPACE, answer, at, device, prepared, source_answers, use
+from claim_samples import NAMESPACE, answer, at, device, listed_prepared, source_answers, use
 
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.usage import UsageState, UsageUpdate, update_usages
@@ -18,7 +18,7 @@ GOOD = DeviceState(Health.HEALTHY, Severity.OK, since_s=1.0)
 SLOW = DeviceState(Health.HEALTHY, Severity.DEGRADED, "gpu.heat", "91 C, 90 allowed", 2.0)
 LOST = DeviceState(Health.UNHEALTHY, Severity.UNHEALTHY, "gpu.xid.79", "1 time", 3.0)
 
-TRAIN = prepared("c-1", use("gpu-0", "gpus"), pods=["p-1"], name="gpus")
+TRAIN = listed_prepared("c-1", use("gpu-0", "gpus"), pods=["p-1"], name="gpus")
 """A claim with one device, prepared for one pod."""
 
 
@@ -49,7 +49,7 @@ NO_SOURCES = ConsumerMap()
 
 
 class UsageObserver:
-    """Applies update_usages() to one consumer map after another, a second apart."""
+    """Observer that applies update_usages() to one consumer map after another, a second apart."""
 
     def __init__(self, uses: UsageState | None = None, first: int = 10) -> None:
         self.uses = uses or UsageState("run")
@@ -66,7 +66,7 @@ class UsageObserver:
         self.second += 1
         self.step = update_usages(self.uses, map_, lambda _: state, self.now)
         self.uses = self.step.usages
-        self.ended += [one for one in self.step.changed if one.ended]
+        self.ended += [usage for usage in self.step.changed if usage.ended]
         return self.step.changed
 
     def observe_one(self, map_: ConsumerMap, state: DeviceState = GOOD) -> PodDeviceUsage:

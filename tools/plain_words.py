@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 # --- tables ---------------------------------------------------------------------------------------------
 
@@ -69,6 +69,12 @@ BANNED_PHRASES: Final = (
     rf"(?:stand|stands|stood|standing){GAP}still",
 )
 """Regular expressions of phrases that appear in no prose."""
+
+OTHER_SPELLINGS: Final = (
+    r"behaviors?",
+    r"\w*(?:character|custom|final|initial|normal|optim|organ|recogn|serial|summar|synchron)is(?:e[drs]?|ing|ation)",
+)
+"""Regular expressions of spellings that appear in no prose but commit subjects: it has -our and -ize."""
 
 BEFORE_NOUN: Final = word_set(
     """
@@ -137,10 +143,31 @@ IMPERATIVES: Final = word_set(
 PREDICATE: Final = re.compile(r"_*(?:is|has|can|may|are|was|must|should|needs)_")
 """Beginning of the name of a function that answers yes or no."""
 
+VALUE_NAME: Final = re.compile(
+    r"_*(?:(?!degraded|embed|feed|need|seed|speed)[a-z]+ed|(?!(?:find|head|read|sett)ing|string|thing|ring|ping)[a-z]+ing"
+    r"|begun|bound|chosen|given|gone|held|hidden|kept|known|laid|lost|made|seen|sent|shown|taken|written)"
+)
+"""Name of one word that reads like a value: a participle."""
+
+DESCRIBES_VALUE: Final = re.compile(r"(?:An?|The|No|Returns|Yields) ")
+"""Beginning of the docstring of a function that has no imperative."""
+
+GENERATED_PAGES: Final = (
+    "docs/checks.md",
+    "docs/performance.md",
+    "docs/reliability.md",
+    "docs/scoreboard.md",
+)
+
+PAGE_LINE_LENGTH: Final = 130
+
 TEST_NAME: Final = re.compile(r"^(?:\s*(?:async )?def|static void|func) ((?:test_|Test)\w+)\(", re.MULTILINE)
 """Definition of a test in Python, C or Go."""
 
 TEST_NAME_LENGTH: Final = 70
+
+FENCED: Final = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+"""Block of code in Markdown."""
 
 SUBJECT: Final = re.compile(r"[a-z.][\w./-]*(?:, [a-z.][\w./-]*)*: (\S+) \S.*")
 """Form of a commit subject."""
@@ -252,6 +279,7 @@ class Repository:
 BANNED_TEXT: Final = re.compile(
     rf"\b(?:{'|'.join(sorted(BANNED))}|{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE
 )
+OTHER_SPELLING: Final = re.compile(rf"\b(?:{'|'.join(OTHER_SPELLINGS)})\b", re.IGNORECASE)
 NOUN_OR_VERB: Final = re.compile(r"\b(looks?)\b", re.IGNORECASE)
 WORD_BEFORE: Final = re.compile(rf"([\w']+){GAP}\Z")
 WORD_AFTER: Final = re.compile(rf"{GAP}(\w+)")
@@ -362,12 +390,13 @@ def is_noun(before: str, word: str, after: str) -> bool:
 
 def words_in_prose(source: Source) -> Iterator[Finding]:
     """Yield each banned word or phrase in the prose of a file."""
-    if not banned_places(unescaped(source.text)):
+    if not banned_places(unescaped(source.text)) and not OTHER_SPELLING.search(source.text):
         return  # cheaper than to find the prose
     find = PROSE_OF.get(source.file.suffix) or PROSE_OF.get(source.file.name, all_prose)
     prose = find(source.text)
     line = position = 0
-    for end, words in banned_places(prose):
+    spellings = [(match.end(), match[0]) for match in OTHER_SPELLING.finditer(prose)]
+    for end, words in sorted(banned_places(prose) + spellings):
         line += prose.count("\n", position, end)
         position = end
         text = source.lines[line]
@@ -558,6 +587,60 @@ def check_test_names(repository: Repository) -> Result:
         for source in repository.files(("tests", "native/tests", "go"))
         for match in TEST_NAME.finditer(source.text)
         if len(match[1]) > TEST_NAME_LENGTH
+    ]
+    return Result(len(findings), findings)
+
+
+def is_helper(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return whether a node of a test file is a function that tests call: no test, fixture or property."""
+    return (
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("test_")
+        and not any(re.search("property|fixture", ast.unparse(item)) for item in node.decorator_list)
+    )
+
+
+def check_helpers(repository: Repository) -> Result:
+    """Count helpers of tests whose name or docstring reads like a value instead of an action."""
+    findings = [
+        Finding(source.path, node.lineno, f"{node.name}(): {fault}")
+        for source in repository.files(["tests"])
+        if source.file.suffix == ".py"
+        for node in ast.walk(source.tree)
+        if is_helper(node)
+        for fault in helper_faults(node)
+    ]
+    return Result(len(findings), findings)
+
+
+def helper_faults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """Yield what is wrong with the name and the docstring of a helper."""
+    if VALUE_NAME.fullmatch(node.name):
+        yield "the name is a participle; use a verb and an object"
+    if DESCRIBES_VALUE.match(ast.get_docstring(node) or ""):
+        yield "the docstring does not begin with an imperative"
+
+
+def check_ones(repository: Repository) -> Result:
+    """Count variables called `one`, once for each file and line."""
+    findings = {
+        Finding(source.path, getattr(node, "lineno", 0), "variable one; name it by what it is")
+        for source in repository.files(["agent", "drahealth", "tests", "tools", "benchmarks", "examples"])
+        if source.file.suffix == ".py" and re.search(r"\bone\b", source.text)
+        for node in ast.walk(source.tree)
+        if "one" in defined_names(node)
+    }
+    return Result(len(findings), sorted(findings))
+
+
+def check_pages(repository: Repository) -> Result:
+    """Count long lines of pages that are written by hand, without tables and code."""
+    findings = [
+        Finding(source.path, number, f"{len(line)} characters")
+        for source in repository.files(["docs", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+        if source.file.suffix == ".md" and source.path not in GENERATED_PAGES
+        for number, line in enumerate(FENCED.sub(lambda match: hidden(match[0]), source.text).split("\n"), 1)
+        if len(line) > PAGE_LINE_LENGTH and "\0" not in line and not line.lstrip().startswith("|")
     ]
     return Result(len(findings), findings)
 
@@ -827,6 +910,9 @@ CHECKS: Final = (
     Check("predicates", "predicates that are async or return no bool", 0, check_predicates),
     Check("results", "bool results without an explanation", 0, check_results),
     Check("test-names", f"test names over {TEST_NAME_LENGTH} characters", 0, check_test_names),
+    Check("helpers", "helpers of tests that read like values", 0, check_helpers),
+    Check("ones", "variables called one", 0, check_ones),
+    Check("pages", f"lines of pages over {PAGE_LINE_LENGTH} characters", 0, check_pages),
     Check("types", "type names in several modules", 10, check_types),
     Check("commits", "commit subjects without the form", 0, check_commits),
     Check("imports", "import circles", 0, check_imports),

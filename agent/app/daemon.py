@@ -278,7 +278,7 @@ class Daemon:
             failure.wait,
         )
         outside = _collect_signals_outside_receiver()
-        with trio.open_signal_receiver(*_SIGNALS) as signals, _unblocked(signal.SIGHUP):
+        with trio.open_signal_receiver(*_SIGNALS) as signals, _unblock_signal(signal.SIGHUP):
             for early in tuple(outside):
                 signal.raise_signal(early)
             self._notifier.ready()  # after the receiver: from now on the service manager may send SIGTERM
@@ -678,7 +678,7 @@ def _collect_signals_outside_receiver() -> Sequence[int]:
 
 
 @contextmanager
-def _unblocked(number: signal.Signals) -> Iterator[None]:
+def _unblock_signal(number: signal.Signals) -> Iterator[None]:
     """Unblock a signal in a ``with`` block; a signal that was sent while it was blocked is then delivered."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     try:

@@ -167,14 +167,14 @@ def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
     objects = directory / "objects"
     objects.mkdir()
 
-    def compiled(source: Path) -> str:
+    def compile_object(source: Path) -> str:
         compiled_objects = str(objects / f"{source.stem}.o")
         _run_command([compiler(), *flags, "-c", str(source), "-o", compiled_objects])
         return compiled_objects
 
     sources = [root / "benchmarks/driver.c", *sorted((root / "native/src").rglob("*.c"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled_objects = list(pool.map(compiled, sources))
+        compiled_objects = list(pool.map(compile_object, sources))
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
     _run_command([compiler(), *flags, *compiled_objects, *wraps, "-o", str(program)])
     write_sysfs(directory / "sys")

@@ -272,7 +272,9 @@ def summary_line(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any
     limited = dict.fromkeys(key for part in ("ratio", "goal") for key in budgets.get(part, ()))
     unused = [key for key in limited if key not in keys and key.partition(".")[0] in kinds]
     others = ((unsure, "unsure"), (unused, "unused"))
-    return summary_text + "".join(f"; {len(one)} {state}{_of_figures(one)}" for one, state in others if one)
+    return summary_text + "".join(
+        f"; {len(figures)} {state}{_of_figures(figures)}" for figures, state in others if figures
+    )
 
 
 def _of_figures(keys: Sequence[str]) -> str:

@@ -190,7 +190,7 @@ class DeliveryRounds:
             self._left, self._size = size - self._size, size
             self._done = lambda _: _print_json(subscribers=size)
 
-    def received(self) -> None:
+    def count_received(self) -> None:
         """Count a message that a subscriber just received; print the time if the message ends the round."""
         t_ns = time.monotonic_ns()
         with self._lock:
@@ -216,7 +216,7 @@ def grpcio_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[],
     def follow() -> None:
         channel = grpc.insecure_channel(f"unix:{path}", options)
         for _ in channel.unary_stream(method)(b"", wait_for_ready=True):
-            rounds.received()
+            rounds.count_received()
 
     return lambda: threading.Thread(target=follow, daemon=True).start()
 
@@ -237,7 +237,7 @@ def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], Non
     A connection counts as a subscriber at once: the server sends no first message."""
 
     def begin(_: socket.socket) -> Receive:
-        rounds.received()
+        rounds.count_received()
         return FixedSizeMessageCounter(int(size)).receive
 
     return _polled_adder(path, begin, rounds)
@@ -273,7 +273,7 @@ def _polled_adder(
                     raise ConnectionError(f"socket {path}: the server closed the connection")
                 count, reply = key.data(data)
                 for _ in range(count):
-                    rounds.received()
+                    rounds.count_received()
                 if reply:
                     connection.sendall(reply)
 

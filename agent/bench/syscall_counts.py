@@ -266,7 +266,7 @@ def count_publication_calls(name: str) -> Mapping[str, float]:
         time.sleep(PAUSE_S)
         by_thread = tracer.read()
     core = _calls_of_publications(by_thread.pop(pid, ""))
-    counts = {f"core_{call}": statistics.median(one[call] for one in core) for call in ("sendmsg", "sendto")}
+    counts = {f"core_{call}": statistics.median(run[call] for run in core) for call in ("sendmsg", "sendto")}
     io = Counter(_calls(next((text for text in by_thread.values() if "recvfrom(" in text), "")))
     return counts | {f"io_{call}": round(io[call] / len(core)) for call in sorted(io)}
 
@@ -324,7 +324,7 @@ def print_publication_opcodes(subscribers: int) -> None:
 
 
 def measure_publication_ratio(clients: int) -> MedianInterval:
-    """Return the time of a publication to so many clients, in multiples of that to bare sockets."""
+    """Return how many times as long a publication to clients takes as the same writes to bare sockets."""
     with ExitStack() as stack:
         groups = [open_clients(stack, kind) for kind in (FRAMES, BARE_SOCKETS)]
         for group in groups:

@@ -156,7 +156,7 @@ RiskDetails = Iterable[tuple[str, str]]
 
 
 def _best_effort_risk(pod: Pod, facts: NodeFacts) -> RiskDetails:
-    amounts = [f"{format_amount(one, given)} of {one}" for one, given in _claim_amounts(pod).items() if given]
+    amounts = [f"{format_amount(key, given)} of {key}" for key, given in _claim_amounts(pod).items() if given]
     if pod.qos is QosClass.BEST_EFFORT and amounts and facts.counts_claims:
         text = f"claims give {' and '.join(amounts)}; the pod's cgroup has the lowest CPU weight and no limit"
         yield "", f"BestEffort: {text}"
@@ -189,7 +189,7 @@ def _starved_risks(pod: Pod, facts: NodeFacts) -> RiskDetails:
         return
     for container in pod.containers:
         given = sum(
-            (one.amount_for_container(container.name, CPU) or ZERO for one in pod.known_claim_resources), ZERO
+            (use.amount_for_container(container.name, CPU) or ZERO for use in pod.known_claim_resources), ZERO
         )
         if given and container_request(pod, container) is None:
             yield (
@@ -209,7 +209,7 @@ _POD_RISKS: Final[Mapping[str, Callable[[Pod, NodeFacts], RiskDetails]]] = {
 def _claim_amounts(pod: Pod) -> Mapping[str, Quantity]:
     """Sum the CPU and memory of all claims of a pod."""
     grants = pod.known_claim_resources
-    return {one: sum((grant.amount_for_pod(one) or ZERO for grant in grants), ZERO) for one in (CPU, MEMORY)}
+    return {key: sum((grant.amount_for_pod(key) or ZERO for grant in grants), ZERO) for key in (CPU, MEMORY)}
 
 
 def _exclusive_cpu_risks(limit: Amount, own: ExclusiveCpus, facts: NodeFacts, throttled: int) -> RiskDetails:
@@ -405,8 +405,7 @@ REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
 
 
 class QosDifferences(NamedTuple):
-    """Wrong cgroup settings of QoS classes, and wrong memory protections of kubepods, as one audit found
-    them."""
+    """Wrong cgroup settings of QoS classes, and wrong memory protections of kubepods, of one audit."""
 
     at_wall_s: float
     """Time of the audit that found the differences [s since 1970]."""
@@ -415,7 +414,7 @@ class QosDifferences(NamedTuple):
 
 def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) -> QosDifferences | None:
     """Return the wrong settings that the kubelet rewrites every minute; None: there are none."""
-    found = frozenset((one.cgroup, one.setting) for one in compared if _may_be_rewritten(one))
+    found = frozenset((item.cgroup, item.setting) for item in compared if _may_be_rewritten(item))
     return QosDifferences(now_wall_s, found) if found else None
 
 
@@ -458,7 +457,7 @@ def _compare_with_second_read(
     compared = compare_cgroups(groups, actual, node.facts.cgroup_version)
     if not any(comparison.verdict in DRIFT_VERDICTS for comparison in compared):
         return compared
-    wrong: Iterable[CgroupId] = {one.cgroup for one in compared if one.verdict in DRIFT_VERDICTS}
+    wrong: Iterable[CgroupId] = {found.cgroup for found in compared if found.verdict in DRIFT_VERDICTS}
     again: Mapping[CgroupId, ActualCgroup] = {group: read_actual(group) for group in wrong}
     return compare_cgroups(groups, {**actual, **again}, node.facts.cgroup_version)
 
@@ -487,7 +486,7 @@ def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> Expect
     if node.has_hugetlb:
         return group
     settings = tuple(
-        one for one in group.settings if one.setting.kind not in _PAGES or _expects_more_than_zero(one)
+        item for item in group.settings if item.setting.kind not in _PAGES or _expects_more_than_zero(item)
     )
     return replace(group, settings=settings)
 
@@ -501,9 +500,9 @@ def with_inherited_page_limits(audits: Sequence[PodAudit]) -> tuple[tuple[PodAud
     Returns:
         The audits, and True if the container runtime sets no hugepage limits.
     """
-    own = [one for audit in audits for one in audit.comparisons if _is_container_page_limit(one)]
+    own = [limit for audit in audits for limit in audit.comparisons if _is_container_page_limit(limit)]
     is_set = any(
-        not isinstance(one.actual, Missing) and normalize_limit(one.actual) != NO_LIMIT for one in own
+        not isinstance(limit.actual, Missing) and normalize_limit(limit.actual) != NO_LIMIT for limit in own
     )
     if is_set or not any(_has_no_limit(comparison) for comparison in own):
         return tuple(audits), False
@@ -524,11 +523,11 @@ def _has_no_limit(compared: SettingComparison) -> bool:
 
 
 def _inherited_limits(audit: PodAudit) -> Iterator[SettingComparison]:
-    pod_limits = {one.setting: one.actual for one in audit.comparisons if one.cgroup.level is CgroupLevel.POD}
-    for one in audit.comparisons:
-        limit = pod_limits.get(one.setting)
-        is_inherited = _is_container_page_limit(one) and one.expected.accepted and _has_no_limit(one)
-        yield compare_inherited_limit(one, limit) if is_inherited and isinstance(limit, int) else one
+    pod_limits = {row.setting: row.actual for row in audit.comparisons if row.cgroup.level is CgroupLevel.POD}
+    for row in audit.comparisons:
+        limit = pod_limits.get(row.setting)
+        is_inherited = _is_container_page_limit(row) and row.expected.accepted and _has_no_limit(row)
+        yield compare_inherited_limit(row, limit) if is_inherited and isinstance(limit, int) else row
 
 
 def _expects_more_than_zero(setting: ExpectedSetting) -> bool:
@@ -573,8 +572,7 @@ _OF_CPUS: Final = ("claim.starved", "cpus.")
 
 
 def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
-    """Yield a finding for each wrong cgroup setting of a pod that limits a resource, then one for each risk
-    of the pod."""
+    """Yield a finding for each wrong setting of a pod that limits a resource, then one for each risk."""
     uid = audit.pod.cgroup_uid
     for comparison in audit.comparisons:
         kind, size_kib = comparison.setting

@@ -75,7 +75,7 @@ def _expected_and_actual(
     group: ExpectedCgroup, setting: CgroupSettingId, actual: Mapping[CgroupId, ActualCgroup]
 ) -> _Amounts | None:
     read = actual.get(group.cgroup)
-    expected = next((one for one in group.settings if one.setting == setting), None)
+    expected = next((known for known in group.settings if known.setting == setting), None)
     if read is None or read.is_gone or expected is None or not expected.accepted:
         return None
     value, meant = read.values.get(setting), expected.accepted[0].value
@@ -168,7 +168,7 @@ def since_change_s(pod: Pod, now_wall_s: float, container: str = "") -> float | 
     Args:
         container: Container whose start counts; empty: the starts of all containers of the pod count.
     """
-    times = [one.started_wall_s for one in pod.containers if container in {"", one.name}]
+    times = [known.started_wall_s for known in pod.containers if container in {"", known.name}]
     times += [pod.resize.since_wall_s] if pod.resize else []
     known = [now_wall_s - when for when in times if when is not None]
     return min(known, default=None)
@@ -236,21 +236,20 @@ def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdic
 
 
 def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
-    """Scale an expected CPU quota to the actual CFS period, so that a wrong period alone does not make the
-    quota wrong."""
+    """Scale an expected CPU quota to the actual CFS period, so that a wrong period counts only once."""
     period = read.values.get(CgroupSettingId(SettingKind.PERIOD))
     if not expected.period_us or not isinstance(period, int) or period == expected.period_us:
         return expected
 
-    def scaled(option: AcceptedValue) -> AcceptedValue:
+    def scale(option: AcceptedValue) -> AcceptedValue:
         return option._replace(value=option.value * period // expected.period_us)
 
     return replace(
         expected,
-        accepted=tuple(map(scaled, expected.accepted)),
+        accepted=tuple(map(scale, expected.accepted)),
         arithmetic=f"{expected.arithmetic}, scaled to a period of {period}",
         at_least=None if expected.at_least is None else expected.at_least * period // expected.period_us,
-        explained_wrong_values=tuple(map(scaled, expected.explained_wrong_values)),
+        explained_wrong_values=tuple(map(scale, expected.explained_wrong_values)),
     )
 
 
@@ -263,7 +262,7 @@ def _compare_number(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict
             return (AuditVerdict.ROUNDED if option.is_rounded else AuditVerdict.MATCH), f"{why}{note}"
     text = format_setting_value(expected.setting.kind, value)
     why += next(
-        (f"; {text} is {one.note}" for one in expected.explained_wrong_values if one.value == value), ""
+        (f"; {text} is {wrong.note}" for wrong in expected.explained_wrong_values if wrong.value == value), ""
     )
     if doubt := expected.doubt or (value == NO_LIMIT and expected.no_limit_doubt):
         return AuditVerdict.UNKNOWN, f"{why}; {doubt}"

@@ -201,7 +201,7 @@ def _kubepods_settings(
     if options := [_allocatable_weight(count, facts, is_enforced) for count in facts.cpu_counts]:
         yield accept_either(options)
     if facts.memory_bytes is not None:
-        reserved = facts.reserved(MEMORY).value if is_enforced else 0
+        reserved = facts.reserved_amount(MEMORY).value if is_enforced else 0
         total = Quantity(max(0, facts.memory_bytes - reserved) * NANO)
         text = f"{format_bytes(facts.memory_bytes)} of memory - {format_bytes(reserved)} reserved"
         yield _memory_of_node(SettingKind.MEMORY, total, text, facts)
@@ -211,7 +211,7 @@ def _kubepods_settings(
 
 
 def _allocatable_weight(cpus: int, facts: NodeFacts, is_enforced: bool) -> ExpectedSetting:
-    reserved = facts.reserved(CPU).milli if is_enforced else 0
+    reserved = facts.reserved_amount(CPU).milli if is_enforced else 0
     text = f"{cpus} CPUs - {reserved}m reserved"
     return weight_from_millicores(max(0, cpus * 1000 - reserved), text, facts)
 
@@ -219,8 +219,7 @@ def _allocatable_weight(cpus: int, facts: NodeFacts, is_enforced: bool) -> Expec
 def _reserved_settings(
     name: str, amounts: ResourceAmounts, facts: NodeFacts, kubelet: KubeletConfig
 ) -> Iterable[ExpectedSetting]:
-    """Yield the expected settings of a cgroup for reserved resources, if the kubelet's configuration enforces
-    the reservation."""
+    """Yield the expected settings of a cgroup for reserved resources, if the kubelet enforces them."""
     is_whole = name in kubelet.enforced
     if not is_whole and f"{name}-compressible" not in kubelet.enforced:
         return
@@ -395,7 +394,7 @@ def _has_quota_lifted(pod: Pod, container: PodContainer, exclusive: Sequence[Exc
 
     A container that shares the CPUs of its whole pod keeps its quota (gate PodLevelResourceManagers).
     """
-    is_given = any(one.by_kubelet and one.container == container.name for one in exclusive)
+    is_given = any(cpus.by_kubelet and cpus.container == container.name for cpus in exclusive)
     limits = container.limits
     own = all(limits.get(name) and limits[name] == container.requests.get(name) for name in (CPU, MEMORY))
     return is_given and (not pod.has_pod_level_resources or (own and limits[CPU].milli % 1000 == 0))

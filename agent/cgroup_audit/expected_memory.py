@@ -213,10 +213,10 @@ def swap_with_memory(memory: ExpectedSetting, facts: NodeFacts) -> Iterator[Expe
         )
 
 
-def _no_swap_reason(pod: Pod, container: PodContainer, behavior: str) -> str:
+def _no_swap_reason(pod: Pod, container: PodContainer, behaviour: str) -> str:
     """Return the reason why a container may not swap; empty: the container may swap, up to a limit."""
-    if behavior != LIMITED_SWAP:
-        return f"memorySwap.swapBehavior is {behavior or 'NoSwap'}"
+    if behaviour != LIMITED_SWAP:
+        return f"memorySwap.swapBehavior is {behaviour or 'NoSwap'}"
     if pod.is_critical:
         return "the pod is critical"
     if pod.qos is not QosClass.BURSTABLE:
@@ -282,8 +282,8 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
     text = f"1000 - 1000 * {format_bytes(requested)} (request) / {format_bytes(memory)}"
     score = 1000 - 1000 * requested // memory
     if container.role is ContainerRole.SIDECAR:
-        apps = [_scored_memory(pod, one, facts) for one in pod.containers if one.role is ContainerRole.APP]
-        least = min(one for one in apps if isinstance(one, int)) + share  # all are known, like `own`
+        apps = [_scored_memory(pod, app, facts) for app in pod.containers if app.role is ContainerRole.APP]
+        least = min(app for app in apps if isinstance(app, int)) + share  # all are known, like `own`
         if (of_apps := 1000 - 1000 * least // memory) < score:
             score, origin = of_apps, "least of the app containers"
             text = f"1000 - 1000 * {format_bytes(least)} ({origin}) / {format_bytes(memory)}"

@@ -56,8 +56,7 @@ def format_amount(resource: str, amount: Quantity) -> str:
 
 
 def pod_requests(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
-    """Sum the requests and overhead of a pod for one resource; ``with_claims`` adds the resources of the
-    pod's claims."""
+    """Sum the requests and overhead of a pod for one resource; ``with_claims`` adds those of its claims."""
     level = pod.pod_level_requests.get(resource)
     if level is not None and (hidden := _pending_resize(pod, resource)):
         return hidden
@@ -156,12 +155,12 @@ def container_hugepages(pod: Pod, container: PodContainer, resource: str, *, wit
 def add_amounts(amounts: Iterable[Amount]) -> Amount:
     """Add amounts of one resource, such as those of one hugepage size under several resource names."""
     found: ResourceSum | None = None
-    for one in amounts:
-        if isinstance(one, UnknownAmount):
-            return one
-        if one is not None:
+    for new in amounts:
+        if isinstance(new, UnknownAmount):
+            return new
+        if new is not None:
             found = (
-                one if found is None else ResourceSum(found.total + one.total, f"{found.text} + {one.text}")
+                new if found is None else ResourceSum(found.total + new.total, f"{found.text} + {new.text}")
             )
     return found
 
@@ -211,7 +210,7 @@ def _containers_terms(
         if resource in resources:
             found[container.name] = resources
     stages = [
-        tuple(SumTerm(found[one.name][resource], _term_label(one)) for one in stage if one.name in found)
+        tuple(SumTerm(found[part.name][resource], _term_label(part)) for part in stage if part.name in found)
         for stage in _stages(pod)
     ]
     return max(stages, key=_total) if found else None  # the first of equal stages: the app containers
@@ -233,8 +232,7 @@ def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
 
 
 def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmount:
-    """Return the amounts that the claims of a pod add to a sum of requests or limits; none if ``claims`` is
-    False."""
+    """Return the amounts that a pod's claims add to a sum of requests or limits; none without ``claims``."""
     if not claims:
         return ()
     if isinstance(pod.claim_resources, UnknownAmount):
@@ -311,8 +309,7 @@ def linear_weight(shares: int) -> int:
 
 
 def quadratic_weight(shares: int) -> int:
-    """Convert CPU shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares become the default
-    weight of 100."""
+    """Convert CPU shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares become 100."""
     if shares <= MIN_SHARES:
         return 1
     if shares >= MAX_SHARES:
@@ -418,13 +415,13 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
 
 def minimum_weight(reason: str, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
     """Return the lowest CPU weight as the expected value of a container, with the reason."""
-    return _weighted(MIN_SHARES, reason, facts, by_runtime)
+    return _weight_setting(MIN_SHARES, reason, facts, by_runtime)
 
 
 def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     if amount is None or isinstance(amount, UnknownAmount):
         return minimum_weight("no request", facts, by_runtime=runtimes)
-    return _weighted(shares_from_millicores(amount.total.milli), amount.text, facts, runtimes)
+    return _weight_setting(shares_from_millicores(amount.total.milli), amount.text, facts, runtimes)
 
 
 def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedSetting:
@@ -432,10 +429,10 @@ def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedS
 
     ``text`` describes the amount.
     """
-    return _weighted(shares_from_millicores(milli), text, facts, runtimes=False)
+    return _weight_setting(shares_from_millicores(milli), text, facts, runtimes=False)
 
 
-def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
+def _weight_setting(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     arithmetic = f"{text} -> shares {shares}"
     if facts.cgroup_version == 1:
         return ExpectedSetting(CgroupSettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)

@@ -379,7 +379,7 @@ class NodeFacts:
         """Source from which the kubelet's configuration was read; empty: the configuration is unknown."""
         return self.kubelet.source if self.kubelet else ""
 
-    def reserved(self, resource: str) -> Quantity:
+    def reserved_amount(self, resource: str) -> Quantity:
         """Return the amount of CPU or memory that the configuration reserves for kubelet and system."""
         if self.kubelet is None:
             return ZERO
@@ -395,7 +395,7 @@ class NodeFacts:
         """
         if self.kubelet is None or self.memory_bytes is None:
             return None
-        return max(0, self.memory_bytes - self.reserved(MEMORY).value)
+        return max(0, self.memory_bytes - self.reserved_amount(MEMORY).value)
 
 
 class ExclusiveCpus(NamedTuple):

@@ -69,15 +69,15 @@ def main(args: Namespace) -> int:
 
 def completion_script(parser: ArgumentParser, parsers: Mapping[str, ArgumentParser]) -> str:
     """Return the completion function for bash, from the parsers of ``drahealth`` and of its subcommands."""
-    flags = [f"                {verb}:-*) words={_quoted(_flags(sub))} ;;" for verb, sub in parsers.items()]
-    flags.append(f"                :-*) words={_quoted(_flags(parser))} ;;")
+    flags = [f"                {verb}:-*) words={_quote(_flags(sub))} ;;" for verb, sub in parsers.items()]
+    flags.append(f"                :-*) words={_quote(_flags(parser))} ;;")
     for verb, sub in parsers.items():
         if words := list(_argument_values(sub)):
             is_given = '[[ " $words " == *" $prev "* ]]'
-            flags.append(f"                {verb}:*) words={_quoted(words)}; {is_given} && words= ;;")
-    flags.append(f"                :*) words={_quoted([*parsers, 'help'])} ;;")
+            flags.append(f"                {verb}:*) words={_quote(words)}; {is_given} && words= ;;")
+    flags.append(f"                :*) words={_quote([*parsers, 'help'])} ;;")
     values = [
-        f"        {'|'.join(f'{verb}:{flag}' for flag in names)}) words={_quoted(choices)} ;;"
+        f"        {'|'.join(f'{verb}:{flag}' for flag in names)}) words={_quote(choices)} ;;"
         for verb, sub in parsers.items()
         for names, choices in _flag_values(sub)
     ]
@@ -107,7 +107,7 @@ def _argument_values(parser: ArgumentParser) -> Iterator[str]:
             yield from map(str, action.choices or re.findall(r"\b[a-z]+\b", str(action.metavar)))
 
 
-def _quoted(words: list[str]) -> str:
+def _quote(words: list[str]) -> str:
     return f'"{" ".join(words)}"'
 
 

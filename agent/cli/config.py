@@ -180,7 +180,7 @@ def config_schema() -> dict[str, Any]:
         place = schema
         for table in tables:
             place = place["properties"].setdefault(table, _table())
-        place["properties"][name] = _leaf(setting, defaults)
+        place["properties"][name] = _leaf_schema(setting, defaults)
     return schema
 
 
@@ -188,7 +188,7 @@ def _table() -> dict[str, Any]:
     return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _leaf(setting: Setting, defaults: Config) -> dict[str, Any]:
+def _leaf_schema(setting: Setting, defaults: Config) -> dict[str, Any]:
     """Return the JSON schema of one setting."""
     leaf = {**setting.kind.schema, "description": setting.help}
     check = setting.check_limits

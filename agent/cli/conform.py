@@ -246,10 +246,10 @@ def _session_options(args: Namespace) -> SessionOptions:
     if not SESSION_MIN_S <= window_s <= SESSION_MAX_S:
         raise UsageError(f"--for: {args.window} is not between {SESSION_MIN_S}s and {SESSION_MAX_S // 60}m")
     return SessionOptions(
-        socket=_absolute(args.socket),
-        plugin_dir=_absolute(args.plugin_dir),
+        socket=_absolute_text(args.socket),
+        plugin_dir=_absolute_text(args.plugin_dir),
         driver=args.driver or "",
-        kubelet_dir=_absolute(args.kubelet_dir),
+        kubelet_dir=_absolute_text(args.kubelet_dir),
         window_s=window_s,
         refuse=args.refuse,
         notify=args.notify,
@@ -293,7 +293,7 @@ def _prepare_options(args: Namespace) -> PrepareOptions | None:
         claim_command=args.claim_command,
         device_command=args.device_command,
         restart_command=args.restart_command,
-        cdi_dirs=tuple(map(_absolute, args.cdi_dirs)) or CDI_DIRS,
+        cdi_dirs=tuple(map(_absolute_text, args.cdi_dirs)) or CDI_DIRS,
         remove_cdi=args.remove_cdi,
     )
 
@@ -356,7 +356,7 @@ def _parse_device(text: str) -> tuple[str, str]:
     return pool, name
 
 
-def _absolute(path: Path | None) -> str:
+def _absolute_text(path: Path | None) -> str:
     return absolute_path(path) if path is not None else ""
 
 

@@ -80,7 +80,7 @@ def main(args: Namespace) -> int:
     if change is None:
         steps = compared_steps(steps, differences)
     try:
-        _show(_paced(steps, args.speed), args)
+        _show(_pace_reports(steps, args.speed), args)
     finally:
         for problem in problems:
             print(f"drahealth: {clean(str(problem))}", file=sys.stderr)
@@ -116,7 +116,7 @@ def _parse_until(text: str | None) -> float | None:
         raise UsageError(f"--until: {text!r} is not a time such as 2026-11-23T05:00:00Z") from None
 
 
-def _paced(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Report]:
+def _pace_reports(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Report]:
     """Yield recorded reports at `speed` times the pace at which they were recorded; None: without pauses."""
     due_s = time.monotonic()
     before: ReplayedStep | None = None
@@ -188,10 +188,10 @@ def _report_differences(differences: list[VerdictDifference]) -> int:
     return DIFFERENT
 
 
-def format_difference(one: VerdictDifference) -> str:
+def format_difference(difference: VerdictDifference) -> str:
     """Return the recorded verdict and the different verdict of the replay as one line of text."""
-    texts = [_format_verdict(verdict) for verdict in (one.recorded, one.replayed)]
-    return f"{rfc3339(one.at.wall_s)} {one.subject}: recorded {texts[0]}, replayed {texts[1]}"
+    texts = [_format_verdict(verdict) for verdict in (difference.recorded, difference.replayed)]
+    return f"{rfc3339(difference.at.wall_s)} {difference.subject}: recorded {texts[0]}, replayed {texts[1]}"
 
 
 def _format_verdict(verdict: DeviceVerdict | None) -> str:

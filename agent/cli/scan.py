@@ -119,14 +119,14 @@ def _show_report(config: Config, args: Namespace) -> int:
 
     print_result(args, document, text)
     if unlisted and args.exit_style != "npd":
-        print(f"drahealth: scan: {_missing(unlisted)}", file=sys.stderr)
+        print(f"drahealth: scan: {_missing_text(unlisted)}", file=sys.stderr)
     severities = [device.severity for device in report.devices]
     if check and check.differs:
         severities.append(Severity.UNKNOWN)  # one of the two is wrong; which one is not known
     return exit_of_severities(severities, _exit_codes(args), sources=report.sources)
 
 
-def _missing(unlisted: Sequence[str]) -> str:
+def _missing_text(unlisted: Sequence[str]) -> str:
     """Return the text about sources that did not list their devices in time."""
     return f"no list of devices from {', '.join(unlisted)} in time; its devices may be missing"
 
@@ -145,7 +145,7 @@ def npd_line(
     """
     if all(device.severity < Severity.UNKNOWN for device in devices):
         if unlisted:
-            return f"unknown: {_missing(unlisted)}"
+            return f"unknown: {_missing_text(unlisted)}"
         if readers_differ:
             return "unknown: pynvml and the native core read different values from a GPU"
     if not devices:

@@ -90,7 +90,7 @@ def main(args: Namespace) -> int:
     incidents = _read_labels(args.labels) if args.labels else None
     began_s = time.monotonic()
     problems: list[str] = []
-    groups = _grouped(args.records, problems)
+    groups = _group_by_path(args.records, problems)
     if args.scheduler is not None:
         from agent.record.what_if_cluster import compare_on_cluster
 
@@ -122,7 +122,7 @@ def _cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _grouped(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
+def _group_by_path(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
     """Return the segments (files) of each directory; ``problems`` receives texts about unreadable records."""
     from agent.record.replay import find_segments
     from agent.record.segment_file import UrlPath, parse_record_path, url_segments
@@ -315,11 +315,11 @@ def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
     return sorted(spared), sorted(exposed)
 
 
-def _format_interval(one: FaultInterval | None) -> str:
-    if one is None:
+def _format_interval(interval: FaultInterval | None) -> str:
+    if interval is None:
         return "-"
-    later = (f", {WORDS[step]} after {at_s - one.begin_s:.0f} s" for at_s, step in one.later[:3])
-    return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s{''.join(later)}"
+    later = (f", {WORDS[step]} after {at_s - interval.begin_s:.0f} s" for at_s, step in interval.later[:3])
+    return f"{rfc3339(interval.begin_s)} for {interval.end_s - interval.begin_s:.0f} s{''.join(later)}"
 
 
 def _format_share(share: SuccessRate) -> str:
@@ -340,12 +340,12 @@ def _document(
         "apiVersion": API_VERSION,
         "records": [
             {
-                "node": one.node,
-                "observedSeconds": one.observed_s,
-                "evaluations": one.steps,
-                "unhealthySeconds": {"recorded": one.recorded.unhealthy_s, "other": one.other.unhealthy_s},
+                "node": run.node,
+                "observedSeconds": run.observed_s,
+                "evaluations": run.steps,
+                "unhealthySeconds": {"recorded": run.recorded.unhealthy_s, "other": run.other.unhealthy_s},
             }
-            for one in found
+            for run in found
         ],
         "changes": [_change_document(change) for comparison in found for change in comparison.changes()],
         "pods": {"onlyRecorded": spared, "onlyOther": exposed},
@@ -368,14 +368,14 @@ def _change_document(change: CauseChange) -> dict[str, Any]:
     }
 
 
-def _interval_document(one: FaultInterval | None) -> dict[str, Any] | None:
-    if one is None:
+def _interval_document(interval: FaultInterval | None) -> dict[str, Any] | None:
+    if interval is None:
         return None
     return {
-        "begin": rfc3339(one.begin_s),
-        "end": rfc3339(one.end_s),
-        "severity": WORDS[one.severity],
-        "severityChanges": [{"at": rfc3339(at_s), "severity": WORDS[step]} for at_s, step in one.later],
+        "begin": rfc3339(interval.begin_s),
+        "end": rfc3339(interval.end_s),
+        "severity": WORDS[interval.severity],
+        "severityChanges": [{"at": rfc3339(at_s), "severity": WORDS[step]} for at_s, step in interval.later],
     }
 
 

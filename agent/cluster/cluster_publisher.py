@@ -142,7 +142,7 @@ class ClusterPublisher:
         self._seen: object = None
         self._is_changed = False
         self._stopping = False
-        # --- the thread's own ---
+        # --- used by the thread only ---
         self._lease_task = _ClusterTask("lease", self._renew_lease)
         self._tasks = (
             self._lease_task,
@@ -363,13 +363,13 @@ class ClusterPublisher:
             return TaskIntervals(RESYNC_S)
         wanted, due_s = self._wanted_conditions(report, config, now)
         if now.mono_ns < self._compare_node_ns and are_on_node(wanted, self._node_conditions):
-            return TaskIntervals(_sooner((self._compare_node_ns - now.mono_ns) / NS, due_s))
+            return TaskIntervals(_shorter_pause((self._compare_node_ns - now.mono_ns) / NS, due_s))
         self._read_node()
         wanted, due_s = self._wanted_conditions(report, config, now)
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
         self._compare_node_ns = now.mono_ns + round(resync_s * NS)
         if are_on_node(wanted, self._node_conditions):
-            return TaskIntervals(_sooner(resync_s, due_s))
+            return TaskIntervals(_shorter_pause(resync_s, due_s))
         body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)
         path = f"{self._node_path}/status"
         if not self._ensure_lease():  # the Node may have been read for as long as the Lease lasts
@@ -385,13 +385,13 @@ class ClusterPublisher:
                 return TaskIntervals(0.0)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
         self._store_node(node)
-        return TaskIntervals(_sooner(resync_s, due_s), WRITE_S)
+        return TaskIntervals(_shorter_pause(resync_s, due_s), WRITE_S)
 
     def _wanted_conditions(
         self, report: Report, config: Config, now: Instant
     ) -> tuple[tuple[NodeCondition, ...], float | None]:
         decided = decide_conditions(report, config.k8s_condition_kinds, self._node_conditions)
-        return self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
+        return self._unknown_delay.delay_unknown(decided, self._node_conditions, now.mono_ns)
 
     def _record_events(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
@@ -440,7 +440,7 @@ class ClusterPublisher:
             raise refusal
 
     def _save_events(self, now: Instant) -> None:
-        path, data = self._events_path, msgspec.json.encode(self._events.saved(now))
+        path, data = self._events_path, msgspec.json.encode(self._events.events_to_save(now))
         try:
             write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
         except OSError as error:
@@ -494,7 +494,7 @@ class ClusterPublisher:
         self._node_is_fresh = True
 
 
-def _sooner(pause_s: float, due_s: float | None) -> float:
+def _shorter_pause(pause_s: float, due_s: float | None) -> float:
     return pause_s if due_s is None else min(pause_s, due_s)
 
 

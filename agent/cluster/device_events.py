@@ -123,7 +123,7 @@ class EventRecorder:
 
     def may_record(self, obj: EventObject, now: Instant) -> bool:
         """Return whether the rate limits of the object and of the node allow an event now."""
-        bucket = _remembered(self._objects, obj)
+        bucket = _use_cached(self._objects, obj)
         return (bucket is None or bucket.has_token(now)) and self._all.has_token(now)
 
     def record(self, event: DeviceEvent, now: Instant) -> None:
@@ -136,13 +136,13 @@ class EventRecorder:
             ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`. The limits count successes
             only.
         """
-        bucket = _remembered(self._objects, event.object)
+        bucket = _use_cached(self._objects, event.object)
         if bucket is None:
             bucket = TokenBucket(OBJECT_BURST, OBJECT_EVENT_S)
             bucket.has_token(now)
             _remember(self._objects, event.object, bucket)
-        key, event = self._combined(event._replace(message=event.message[:MESSAGE_CHARS]), now)
-        written = _remembered(self._written, key)
+        key, event = self._combine_event(event._replace(message=event.message[:MESSAGE_CHARS]), now)
+        written = _use_cached(self._written, key)
         if written is not None and self._try_repeat(written, event, now):
             _remember(self._written, key, written._replace(times=written.times + 1))
         else:
@@ -151,14 +151,14 @@ class EventRecorder:
         self._all.take()
         self.sent += 1
 
-    def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
+    def _combine_event(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
         """Return the event under which repetitions are counted, and the event to write.
 
         Both results are ``event``, unless its object, type and reason had many different messages: these are
         counted as one event without a message, and the written message begins with COMBINED.
         """
         group = event._replace(message="")
-        known = _remembered(self._messages, group)
+        known = _use_cached(self._messages, group)
         if known is None or now.mono_ns - known.at_ns > COMBINE_S * NS:
             known = _Messages(frozenset(), now.mono_ns)
         texts = known.texts if len(known.texts) >= COMBINE_MESSAGES else known.texts | {event.message}
@@ -208,7 +208,7 @@ class EventRecorder:
         return f"{collection}{path_of(name)}"
 
 
-def _remembered(cache: "OrderedDict[K, V]", key: K) -> V | None:
+def _use_cached(cache: "OrderedDict[K, V]", key: K) -> V | None:
     """Return the value of a key in a cache, and mark the key as recently used; None: no such key."""
     if key in cache:
         cache.move_to_end(key)
@@ -300,7 +300,7 @@ class SentDeviceEvents:
             if lasts and key.code != RECOVERED and key.object.kind == "Node":
                 self._announced.add(key.device)
 
-    def saved(self, now: Instant) -> list[SavedEvent]:
+    def events_to_save(self, now: Instant) -> list[SavedEvent]:
         """Return the events to save, with which :meth:`restore` continues after a restart of the agent."""
         return [
             SavedEvent(key, now.wall_s - (now.mono_ns - sent.at_ns) / NS, sent.lasts)
@@ -324,9 +324,9 @@ class SentDeviceEvents:
             node: The Node.
             now: Current time.
         """
-        wanted = {event.key: event for event in _wanted(report, consumers, served, node)}
+        wanted = {event.key: event for event in _wanted_events(report, consumers, served, node)}
         present = frozenset(wanted)
-        unknown = {key for key, one in wanted.items() if one.event.reason == REASONS[Severity.UNKNOWN]}
+        unknown = {key for key, due in wanted.items() if due.event.reason == REASONS[Severity.UNKNOWN]}
         self._unknown_ns = {key: self._unknown_ns.get(key, now.mono_ns) for key in unknown}
         for key in unknown:
             if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
@@ -336,10 +336,10 @@ class SentDeviceEvents:
         self._announced &= by_device.keys() | {key.device for key in self._undecided_ns}
         for ref in sorted(self._announced & by_device.keys()):
             if by_device[ref].severity <= Severity.INFO:
-                recovered = _recovered(by_device[ref], ref, node)
+                recovered = _recovery_event(by_device[ref], ref, node)
                 wanted[recovered.key] = recovered
         self._forget(present | wanted.keys(), now)
-        return [one for key, one in wanted.items() if key not in self._sent]
+        return [event for key, event in wanted.items() if key not in self._sent]
 
     def mark_sent(self, key: EventKey, now: Instant) -> None:
         """Remember that the Kubernetes event about a fault was written, or cannot be written."""
@@ -391,7 +391,7 @@ def _is_complete(consumers: ConsumerMap | None) -> bool:
     return consumers is not None and not consumers.missing_sources
 
 
-def _wanted(
+def _wanted_events(
     report: Report, consumers: ConsumerMap | None, served: Container[str], node: EventObject
 ) -> Iterator[WantedEvent]:
     """Yield an event for each fault in a report that is to have one, the most urgent first."""
@@ -439,6 +439,6 @@ def _fault_event(obj: EventObject, ref: DeviceRef, device: DeviceHealth, cause: 
     return WantedEvent(EventKey(obj, ref, cause.code), event)
 
 
-def _recovered(device: DeviceHealth, ref: DeviceRef, node: EventObject) -> WantedEvent:
+def _recovery_event(device: DeviceHealth, ref: DeviceRef, node: EventObject) -> WantedEvent:
     event = DeviceEvent(node, "Normal", RECOVERED_REASON, f"{device_name(device)} is Healthy again")
     return WantedEvent(EventKey(node, ref, RECOVERED), event)

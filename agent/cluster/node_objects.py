@@ -112,7 +112,7 @@ class UnknownDelay:
     def __init__(self) -> None:
         self._since_ns: dict[str, int] = {}
 
-    def delayed(
+    def delay_unknown(
         self, wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject], now_ns: int
     ) -> tuple[tuple[NodeCondition, ...], float | None]:
         """Return the conditions to write, and the time until a delayed Unknown condition is due [s].
@@ -228,7 +228,7 @@ def _condition(type_: str, devices: Sequence[DeviceHealth], unlisted: Sequence[s
     texts = [_device_text(device, worst) for device in devices if _severity(device) is worst]
     if worst is Severity.UNKNOWN:
         texts += [f"{source}: devices not listed yet" for source in unlisted]
-    return NodeCondition(type_, status, reason, _joined(texts))
+    return NodeCondition(type_, status, reason, _join_texts(texts))
 
 
 def _severity(device: DeviceHealth) -> Severity:
@@ -243,7 +243,7 @@ def _device_text(device: DeviceHealth, worst: Severity) -> str:
     return f"{device_name(device)}: {', '.join(codes[:CODES_MAX])}" if codes else device_name(device)
 
 
-def _joined(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     """Join texts with semicolons, as many as fit into a condition's message.
 
     Texts that are left out are not counted: the number would change with each device.

@@ -104,7 +104,7 @@ class SentinelPublisher:
         self._seen: object = None
         self._is_changed = False
         self._stopping = False
-        # --- the thread's own ---
+        # --- used by the thread only ---
         self._path = None if state_dir is None else state_dir / DEVICES_FILE
         self._saved_rows: list[_SavedDevice] | None = None
         self._unsaved = LogRateLimiter()

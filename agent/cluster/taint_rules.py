@@ -333,7 +333,7 @@ def _is_same(found: _RuleObject | None, wanted: _RuleObject) -> bool:
     if found is None or found.get("spec") != wanted["spec"]:
         return False
     owners, (owner,) = found["metadata"].get("ownerReferences") or (), wanted["metadata"]["ownerReferences"]
-    return any(one.get("uid") == owner["uid"] for one in owners)
+    return any(ref.get("uid") == owner["uid"] for ref in owners)
 
 
 def _driver_of(rule: _RuleObject) -> object:

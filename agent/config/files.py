@@ -145,7 +145,7 @@ def _check_nested_values(table: dict[str, Any]) -> None:
     """
     values: Iterable[tuple[str, Any]] = (("", table),)
     depth = 0
-    while values := [value for name, one in values for value in _values_in(name, one)]:
+    while values := [value for name, inner in values for value in _values_in(name, inner)]:
         depth += 1
         if depth > DEPTH_MAX:
             raise CostlyToml(
@@ -161,5 +161,5 @@ def _check_nested_values(table: dict[str, Any]) -> None:
 def _values_in(name: str, value: Any) -> Iterable[tuple[str, Any]]:
     """Return the values in a table, each with its name, or those in a list with the list's name."""
     if isinstance(value, list):
-        return ((name, one) for one in value)
+        return ((name, inner) for inner in value)
     return value.items() if isinstance(value, dict) else ()

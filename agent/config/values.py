@@ -88,7 +88,7 @@ def parse_whole_seconds(value: object) -> int:
     """Parse a duration that is a whole number of seconds; return it in seconds."""
     seconds, rest = divmod(parse_duration(value), S)
     if rest:
-        raise ValueError(f"{value!r} is not a whole number of seconds; write such as 30s or 5m")
+        raise ValueError(f"{value!r} is not a whole number of seconds; write a value such as 30s or 5m")
     return seconds
 
 

@@ -78,9 +78,9 @@ def _decode_entry(data: bytes, place: str, field_counter: Iterator[int]) -> Devi
         has_identifier=IDENTIFIER in values,
         pool=as_bytes(identifier.get(POOL, b"")),
         name=as_bytes(identifier.get(NAME, b"")),
-        health=_signed(values.get(HEALTH, 0), 32),
-        updated_s=_signed(values.get(UPDATED, 0), 64),
-        lease_s=_signed(values.get(LEASE, 0), 64),
+        health=_to_signed(values.get(HEALTH, 0), 32),
+        updated_s=_to_signed(values.get(UPDATED, 0), 64),
+        lease_s=_to_signed(values.get(LEASE, 0), 64),
         message=as_bytes(values.get(MESSAGE, b"")),
     )
 
@@ -128,7 +128,7 @@ def as_bytes(value: int | bytes) -> bytes:
     return value
 
 
-def _signed(value: int | bytes, bits: int) -> int:
+def _to_signed(value: int | bytes, bits: int) -> int:
     assert isinstance(value, int)
     low = value & ((1 << bits) - 1)
     return low - (1 << bits) if low >> (bits - 1) else low

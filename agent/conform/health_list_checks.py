@@ -115,7 +115,7 @@ def _format_change(before: bytes, after: bytes) -> str:
 def check_message_size(session: SessionRecord) -> CheckOutcome:
     """Measures each message, and tests where the kubelet would cut it."""
 
-    def long(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_long(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for key, message in _messages(stream):
             if len(message) <= MESSAGE_LIMIT:
                 continue
@@ -126,7 +126,7 @@ def check_message_size(session: SessionRecord) -> CheckOutcome:
                 yield warned(size)
 
     longest = max((len(text) for stream in session.main.streams for _, text in _messages(stream)), default=0)
-    return evaluate_streams(session, long, passed(f"{format_count(longest, 'byte')} at most"))
+    return evaluate_streams(session, find_long, passed(f"{format_count(longest, 'byte')} at most"))
 
 
 def _messages(stream: StreamRecord) -> Iterator[tuple[RawDeviceKey, bytes]]:
@@ -144,27 +144,27 @@ def _is_utf8(data: bytes) -> bool:
 def check_utf8(session: SessionRecord) -> CheckOutcome:
     """Decodes the pool, name and message of every device as UTF-8."""
 
-    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for device in distinct_entries(stream):
             fields = {"pool": device.pool, "name": device.name, "message": device.message}
             for field, data in fields.items():
                 if not _is_utf8(data):
                     yield failed(f"{format_device(device.key)}: its {field} is not UTF-8")
 
-    return evaluate_streams(session, broken, passed("every string"))
+    return evaluate_streams(session, find_broken, passed("every string"))
 
 
 def check_decodable(session: SessionRecord) -> CheckOutcome:
     """Decodes every list as a protobuf message."""
 
-    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for number, item in enumerate(stream.lists, 1):
             if item.decode_error:
                 yield failed(f"list {number} of {item.size:,} bytes: {item.decode_error}")
 
     if not _largest_list(session):
         return not_run(EMPTY_LISTS)
-    return evaluate_streams(session, broken, passed(format_count(count_lists(session.main), "list")))
+    return evaluate_streams(session, find_broken, passed(format_count(count_lists(session.main), "list")))
 
 
 def check_list_size(session: SessionRecord) -> CheckOutcome:
@@ -178,7 +178,7 @@ def check_list_size(session: SessionRecord) -> CheckOutcome:
     if refused:
         return worst_outcome(refused, refused[0])
 
-    def large(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_large(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for item in stream.lists:
             if item.size > LARGE_LIST:
                 yield warned(f"{item.size:,} bytes")
@@ -188,7 +188,7 @@ def check_list_size(session: SessionRecord) -> CheckOutcome:
     largest = _largest_list(session)
     if not largest:
         return not_run(EMPTY_LISTS if session.main.has_lists else "no list was received")
-    return evaluate_streams(session, large, passed(f"{format_count(largest, 'byte')} at most"))
+    return evaluate_streams(session, find_large, passed(f"{format_count(largest, 'byte')} at most"))
 
 
 def _largest_list(session: SessionRecord) -> int:
@@ -202,11 +202,11 @@ def _largest_list(session: SessionRecord) -> int:
 def check_duplicates(session: SessionRecord) -> CheckOutcome:
     """Searches each list for devices that appear twice."""
 
-    def twice(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_repeated(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for item in stream.lists:
             yield from _duplicates_in_list(item)
 
-    return evaluate_streams(session, twice, passed("each device once in a list"))
+    return evaluate_streams(session, find_repeated, passed("each device once in a list"))
 
 
 def _duplicates_in_list(item: HealthList) -> Iterator[CheckOutcome]:
@@ -378,7 +378,7 @@ def _describe_short_session(leases: list[float]) -> str:
 def check_lease(session: SessionRecord) -> CheckOutcome:
     """Reads the health_check_timeout_seconds of every device."""
 
-    def unusual(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_unusual(stream: StreamRecord) -> Iterator[CheckOutcome]:
         leases = dict.fromkeys((device.key, device.lease_s) for device in distinct_entries(stream))
         for key, lease_s in leases:
             text = f"{format_device(key)}: {lease_s:,} s"
@@ -393,7 +393,7 @@ def check_lease(session: SessionRecord) -> CheckOutcome:
     shortest, longest = min(reported), max(reported)
     text = f"{shortest:,} s" if len(reported) == 1 else f"{shortest:,} to {longest:,} s"
     return evaluate_streams(
-        session, unusual, passed(text if shortest else f"{text}; 0 is {DEFAULT_LEASE_S} s")
+        session, find_unusual, passed(text if shortest else f"{text}; 0 is {DEFAULT_LEASE_S} s")
     )
 
 
@@ -403,7 +403,7 @@ def check_stable_lease(session: SessionRecord) -> CheckOutcome:
     A change after that lease has ended is correct.
     """
 
-    def changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for key, (before_s, before), (at_s, after) in consecutive_reports(stream):
             if before.lease_s != after.lease_s and at_s - before_s <= effective_lease_s(before):
                 yield warned(f"{format_device(key)}: {before.lease_s:,} s, then {after.lease_s:,} s")
@@ -411,4 +411,4 @@ def check_stable_lease(session: SessionRecord) -> CheckOutcome:
     if not any(True for stream in session.main.streams for _ in consecutive_reports(stream)):
         return not_run(REPORTED_ONCE)
     lists = format_count(count_lists(session.main), "list")
-    return evaluate_streams(session, changed, passed(f"the same in {lists}"))
+    return evaluate_streams(session, find_changed, passed(f"the same in {lists}"))

@@ -141,7 +141,7 @@ def check_first_list(session: SessionRecord) -> CheckOutcome:
 def check_all_devices_at_once(session: SessionRecord) -> CheckOutcome:
     """Searches for devices that first appear more than 1 s after the first list."""
 
-    def late(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_late(stream: StreamRecord) -> Iterator[CheckOutcome]:
         began_s = stream.lists[0].received_s
         for key, reports in reports_by_device(stream).items():
             delay_s = reports[0][0] - began_s
@@ -149,7 +149,7 @@ def check_all_devices_at_once(session: SessionRecord) -> CheckOutcome:
                 yield warned(f"{format_device(key)}: {format_seconds(delay_s)} after the first list")
 
     known = last_reports_at(session.main.streams, session.window_s)
-    return evaluate_streams(session, late, passed(f"{format_count(len(known), 'device')} at once"))
+    return evaluate_streams(session, find_late, passed(f"{format_count(len(known), 'device')} at once"))
 
 
 def check_stream_stays_open(session: SessionRecord) -> CheckOutcome:
@@ -190,7 +190,7 @@ def check_list_rate(session: SessionRecord) -> CheckOutcome:
     """Counts the lists in each second of each stream. The first lists do not count if each has other devices,
     as a split list has."""
 
-    def fast(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_fast(stream: StreamRecord) -> Iterator[CheckOutcome]:
         lasted = format_seconds(stream.closed_s - stream.opened_s)
         times: list[float] = []
         known: set[RawDeviceKey] = set()
@@ -209,7 +209,7 @@ def check_list_rate(session: SessionRecord) -> CheckOutcome:
             yield not_run(f"the session records {limit}: try a shorter --for")
 
     lists = format_count(count_lists(session.main), "list")
-    return evaluate_streams(session, fast, passed(f"{lists} in {format_seconds(session.recorded_s)}"))
+    return evaluate_streams(session, find_fast, passed(f"{lists} in {format_seconds(session.recorded_s)}"))
 
 
 def check_versions_agree(session: SessionRecord) -> CheckOutcome:

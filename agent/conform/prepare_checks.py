@@ -138,7 +138,9 @@ def check_answers(session: SessionRecord) -> CheckOutcome:
     return worst_outcome(found, passed("one answer for each claim of each call"))
 
 
-def _prepared(record: ClaimSessionRecord, stage: PrepareStage) -> Iterator[tuple[ClaimRef, ReturnedDevice]]:
+def _prepared_devices(
+    record: ClaimSessionRecord, stage: PrepareStage
+) -> Iterator[tuple[ClaimRef, ReturnedDevice]]:
     """Yield each claim with each of its devices that the driver returned in the calls of a stage."""
     for call in record.calls.get(stage, ()):
         for claim in record.claims:
@@ -181,10 +183,10 @@ def check_devices(session: SessionRecord) -> CheckOutcome:
 
 def check_health_names(session: SessionRecord) -> CheckOutcome:
     """Searches the health lists for the pool and name of each device that the first prepare returned."""
-    reported = {device.key for stream in session.streams for one in stream.lists for device in one.devices}
+    reported = {device.key for stream in session.streams for sent in stream.lists for device in sent.devices}
     if not reported:
         return not_run("no device was reported in a health stream")
-    devices = [device for _, device in _prepared(_record(session), PrepareStage.FIRST)]
+    devices = [device for _, device in _prepared_devices(_record(session), PrepareStage.FIRST)]
     found = [
         failed(f"{_device_name(device)} is in no health list")
         for device in devices
@@ -199,7 +201,7 @@ def check_health_names(session: SessionRecord) -> CheckOutcome:
 def check_first_cdi_id(session: SessionRecord) -> CheckOutcome:
     """Compares the first CDI ids of all devices that the first prepare returned."""
     by_id: dict[str, dict[str, None]] = {}
-    for _, device in _prepared(_record(session), PrepareStage.FIRST):
+    for _, device in _prepared_devices(_record(session), PrepareStage.FIRST):
         if device.cdi_ids:
             by_id.setdefault(device.cdi_ids[0], {})[_device_name(device)] = None
     found = [
@@ -215,16 +217,16 @@ def _returned_ids(record: ClaimSessionRecord) -> set[str]:
     return {
         cdi_id
         for stage in READY_STAGES
-        for _, device in _prepared(record, stage)
+        for _, device in _prepared_devices(record, stage)
         for cdi_id in device.cdi_ids
     }
 
 
 def _ids_of(record: ClaimSessionRecord, stage: PrepareStage) -> list[str]:
-    return sorted({cdi_id for _, device in _prepared(record, stage) for cdi_id in device.cdi_ids})
+    return sorted({cdi_id for _, device in _prepared_devices(record, stage) for cdi_id in device.cdi_ids})
 
 
-def _defined(snapshot: CdiSnapshot) -> frozenset[str]:
+def _defined_ids(snapshot: CdiSnapshot) -> frozenset[str]:
     """Return the CDI ids that the CDI files in a snapshot define."""
     return frozenset[str]().union(*(cdi_ids(file.document) for file in snapshot.files))
 
@@ -238,15 +240,15 @@ def check_cdi_ids(session: SessionRecord) -> CheckOutcome:
     malformed = {cdi_id: problem for cdi_id in ids if (problem := cdi_id_error(cdi_id))}
     if malformed:
         return failed(join_first(f"{shorten(cdi_id)!r} {why}" for cdi_id, why in malformed.items()))
-    return _undefined(ids, record.cdi_prepared) or passed(f"{format_count(len(ids), 'id')} in CDI files")
+    return _check_defined(ids, record.cdi_prepared) or passed(f"{format_count(len(ids), 'id')} in CDI files")
 
 
-def _undefined(ids: list[str], snapshot: CdiSnapshot) -> CheckOutcome | None:
+def _check_defined(ids: list[str], snapshot: CdiSnapshot) -> CheckOutcome | None:
     """Return FAIL with those of ``ids`` that no CDI file defines, NOT_RUN if the files are unknown.
     None: all are defined."""
     if snapshot.error:
         return not_run(f"{snapshot.error}; see --cdi-dir")
-    missing = [shorten(cdi_id) for cdi_id in ids if cdi_id not in _defined(snapshot)]
+    missing = [shorten(cdi_id) for cdi_id in ids if cdi_id not in _defined_ids(snapshot)]
     return failed(f"no CDI file defines {join_first(missing)}") if missing else None
 
 
@@ -351,9 +353,9 @@ def _defined_again(session: SessionRecord, stage: PrepareStage, snapshot: CdiSna
     outcome = _same_answer(session, stage, good)
     if outcome.verdict is not CheckVerdict.PASS or not ids:
         return outcome
-    if first := _undefined(_ids_of(record, PrepareStage.FIRST), record.cdi_prepared):
+    if first := _check_defined(_ids_of(record, PrepareStage.FIRST), record.cdi_prepared):
         return not_run(f"after the first prepare, {first.observation}: see prepare.cdi_ids")
-    return _undefined(ids, snapshot) or outcome
+    return _check_defined(ids, snapshot) or outcome
 
 
 def check_reboot(session: SessionRecord) -> CheckOutcome:
@@ -378,7 +380,7 @@ def _refusal(call: PrepareCall, ref: ClaimRef) -> str:
     return call.error_of(ref) if is_refused else ""
 
 
-def _refused(session: SessionRecord, stage: PrepareStage) -> CheckOutcome:
+def _check_refused(session: SessionRecord, stage: PrepareStage) -> CheckOutcome:
     call = _record(session).first_call(stage)
     if error := _refusal(call, call.claims[0]):
         return passed(shorten(error, TEXT_LIMIT))
@@ -387,12 +389,12 @@ def _refused(session: SessionRecord, stage: PrepareStage) -> CheckOutcome:
 
 def check_missing_claim(session: SessionRecord) -> CheckOutcome:
     """Prepares a claim that does not exist."""
-    return _refused(session, PrepareStage.MISSING)
+    return _check_refused(session, PrepareStage.MISSING)
 
 
 def check_other_uid(session: SessionRecord) -> CheckOutcome:
     """Prepares the first claim by its name, with a UID that it does not have."""
-    return _refused(session, PrepareStage.OTHER_UID)
+    return _check_refused(session, PrepareStage.OTHER_UID)
 
 
 def check_bad_claims(session: SessionRecord) -> CheckOutcome:
@@ -424,7 +426,7 @@ def check_rollback(session: SessionRecord) -> CheckOutcome:
         return not_run(reason) if _returned_ids(record) else passed(NO_IDS)
     known = {file.path for file in before.files}
     files = [shorten(file.path) for file in after.files if file.path not in known]
-    ids = [shorten(cdi_id) for cdi_id in sorted(_defined(after) - _defined(before))]
+    ids = [shorten(cdi_id) for cdi_id in sorted(_defined_ids(after) - _defined_ids(before))]
     if files or ids:
         return failed(f"left after the failure: {join_first([*files, *ids])}")
     return passed("nothing was left in CDI files")
@@ -537,8 +539,8 @@ def check_unprepared_cdi(session: SessionRecord) -> CheckOutcome:
         return passed(NO_IDS)
     if record.cdi_unprepared.error:
         return not_run(f"{record.cdi_unprepared.error}; see --cdi-dir")
-    own = returned & _defined(record.cdi_prepared) - _defined(record.cdi_before)
-    left = sorted(own & _defined(record.cdi_unprepared))
+    own = returned & _defined_ids(record.cdi_prepared) - _defined_ids(record.cdi_before)
+    left = sorted(own & _defined_ids(record.cdi_unprepared))
     if left:
         return failed(f"still defined: {join_first(map(shorten, left))}")
     return passed(f"{format_count(len(own), 'id')} gone")

@@ -116,7 +116,7 @@ def _is_conventional(name: str, driver: str) -> bool:
 def check_get_info(session: SessionRecord) -> CheckOutcome:
     """Calls GetInfo on each registration socket, and measures the duration."""
 
-    def slow(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+    def find_slow(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
         answer = registration.file.get_info
         if answer is None:
             return
@@ -132,7 +132,7 @@ def check_get_info(session: SessionRecord) -> CheckOutcome:
     if not answers:
         return not_run("there is no socket to call")
     return _evaluate_files(
-        session, slow, f"answered after {format_seconds(max(answer.took_s for answer in answers))}"
+        session, find_slow, f"answered after {format_seconds(max(answer.took_s for answer in answers))}"
     )
 
 
@@ -307,7 +307,7 @@ def check_refused_registration(session: SessionRecord) -> CheckOutcome:
     """Calls NotifyRegistrationStatus with an error, then GetInfo, then NotifyRegistrationStatus with success;
     only with --refuse."""
 
-    def ended(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+    def find_ended(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
         if registration.refused is None:
             return
         if not registration.refused.info.is_ok:
@@ -317,4 +317,4 @@ def check_refused_registration(session: SessionRecord) -> CheckOutcome:
 
     if not any(registration.refused for registration in _registrations(session)):
         return skipped("only with --refuse: some drivers exit then")
-    return _evaluate_files(session, ended, "it can be registered afterwards")
+    return _evaluate_files(session, find_ended, "it can be registered afterwards")

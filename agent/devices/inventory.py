@@ -215,8 +215,7 @@ def expected_devices(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Inv
 def update_inventory(
     snapshot: Snapshot, known: Iterable[InventoryDevice], expected: Mapping[str, int]
 ) -> tuple[InventoryDevice, ...]:
-    """Return the known devices together with the devices in the snapshot and the hugepage devices in
-    ``expected``."""
+    """Return the known devices, those in the snapshot, and the hugepage devices in ``expected``."""
     before = tuple(known)
     found = set(before)
     # a NUMA node with memory only has no CPU device; one whose CPUs are unreadable has
@@ -225,7 +224,7 @@ def update_inventory(
         numa = snapshot.machine.numa
         # a NUMA node with CPUs only has no memory device
         found.update(
-            memory_device(one.numa_node) for one in numa if one.total_kib and not is_absent(one.total_kib)
+            memory_device(node.numa_node) for node in numa if node.total_kib and not is_absent(node.total_kib)
         )
     found.update(pools_by_device(snapshot))
     if expected:

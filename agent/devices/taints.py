@@ -206,7 +206,7 @@ def decide_taints(
     context = _DecisionContext(taint_domain(driver, policy), policy, now)
     if report.starting:
         return past
-    found = {DeviceRef(driver, one.pool, one.device): one for one in reported_devices(report, driver)}
+    found = {DeviceRef(driver, seen.pool, seen.device): seen for seen in reported_devices(report, driver)}
     unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
     unknown_ns = {ref: past.unknown_ns.get(ref, now.mono_ns) for ref in unknown}
     is_listed = driver in report.declaring or not unlisted_sources(report.sources)
@@ -296,7 +296,7 @@ def _next_taints(
         [taint for taint in before if taint.identity != more], required, context, is_unknown=is_unknown
     )
     overflow = {more: Effect.NONE} if len(causes) > TAINTS_MAX and context.policy.inform else {}
-    mores = _step_taints([one for one in before if one.identity == more], overflow, context, is_unknown=False)
+    mores = _step_taints([old for old in before if old.identity == more], overflow, context, is_unknown=False)
     return tuple(sorted([*causes, *mores], key=_worst_first_key))
 
 
@@ -340,8 +340,7 @@ def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTain
 
 
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
-    """Return the taints of a device that are published: up to sixteen, or fifteen and the taint
-    ``more-causes``."""
+    """Return the published taints of a device: up to sixteen, or fifteen and the taint ``more-causes``."""
     more = [taint.taint for taint in held if taint.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
     causes = [taint.taint for taint in held if taint.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)

@@ -99,7 +99,7 @@ class ReportedChecks:
         Raises:
             ConfigError: A name or a finding is not valid; the error names the result and the value.
         """
-        valid = [_validated(result, f"results[{index}]") for index, result in enumerate(results)]
+        valid = [_validate(result, f"results[{index}]") for index, result in enumerate(results)]
         now_ns = self._clock_ns()
         with self._lock:
             wake = False
@@ -120,7 +120,7 @@ class ReportedChecks:
             self._on_samples(self._driver, [reported.sample for reported in self._reported.values()], wake)
 
 
-def _validated(result: DriverCheckResult, label: str) -> DriverCheckResult:
+def _validate(result: DriverCheckResult, label: str) -> DriverCheckResult:
     try:
         parse_label(result.check, "link-up")
         parse_label(result.device, "gpu-3")

@@ -229,7 +229,7 @@ class DriverSession:
                 f"driver {self._driver}: declares {len(devices)} devices, other drivers {others}, limit "
                 f"{DEVICES_MAX} in total; declare fewer devices"
             )
-        before = [one for file in self._declarations() if file.driver == self._driver for one in file.devices]
+        before = [old for file in self._declarations() if file.driver == self._driver for old in file.devices]
         declared = write_declaration(self._declared_dir, self._driver, self._node, devices)
         self._end_faults_of_former_hardware(before, declared)
         file = DeclaredFile(self._driver, declared)
@@ -289,7 +289,7 @@ class DriverSession:
         Returns:
             Verdict on each failure; None: the prepare succeeded.
         """
-        verdicts = [self._prepared(result) for result in results]
+        verdicts = [self._record_prepare(result) for result in results]
         self._tracker.wait_delivered([verdict for verdict in verdicts if verdict is not None])
         return verdicts
 
@@ -300,7 +300,7 @@ class DriverSession:
             Verdict on each unprepare that the driver reports as failed; None: the driver reports success to
             the kubelet.
         """
-        return [self._unprepared(result) for result in results]
+        return [self._record_unprepare(result) for result in results]
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
         """Return recent failures of other drivers for the pods that use a claim."""
@@ -318,7 +318,7 @@ class DriverSession:
         """Cell (holder of one value) with the newest taints that the driver's devices should have."""
         return self._taints
 
-    def _prepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
+    def _record_prepare(self, result: ReportedClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.record_success(result.claim)
             self.prepare_counts["ok", ""] += 1
@@ -327,7 +327,7 @@ class DriverSession:
         self.prepare_counts[verdict.error_class, verdict.code] += 1
         return self._tracker.record_failure(result.claim, verdict)
 
-    def _unprepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
+    def _record_unprepare(self, result: ReportedClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.unprepared(result.claim.ref)
             return None
@@ -394,7 +394,7 @@ class DriverSession:
         Faults of devices that no report has are ignored.
         """
         named = [fault._replace(device=self._reported_device(fault.device)) for fault in faults]
-        return self._hub.wait_delivered([one for one in named if self._hub.health_of(one.device)], timeout_s)
+        return self._hub.wait_delivered([bad for bad in named if self._hub.health_of(bad.device)], timeout_s)
 
     def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
         """Return at once, because a driver waits only half a second for an answer over its socket."""

@@ -331,17 +331,17 @@ class DriverCheckScheduler:
         with self._lock:
             if name and name not in self._checks:
                 raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
-            self._run_in_core(lambda: self._request_run_for(lambda one: name in ("", one.check.name)))
+            self._run_in_core(lambda: self._request_run_for(lambda run: name in ("", run.check.name)))
 
     def run_for_devices(self, subjects: Collection[str]) -> None:
         """Run all health checks of these devices now, in addition to their periodic runs."""
         with self._lock:
-            self._run_in_core(lambda: self._request_run_for(lambda one: one.declared.subject in subjects))
+            self._run_in_core(lambda: self._request_run_for(lambda run: run.declared.subject in subjects))
 
     def run_again(self, keys: Collection[DriverCheckKey]) -> None:
         """Run the health checks with these keys now, in addition to their periodic runs."""
         with self._lock:
-            self._run_in_core(lambda: self._request_run_for(lambda one: one.key in keys))
+            self._run_in_core(lambda: self._request_run_for(lambda run: run.key in keys))
 
     @property
     def declared_devices(self) -> Mapping[str, DriverDevice]:

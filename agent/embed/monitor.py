@@ -374,11 +374,11 @@ class Monitor:
 
         def is_settled() -> bool:
             report = self._hub.evaluated
-            known = [one for one in report.devices if DeviceRef(*one.key) in devices] if report else []
+            known = [dev for dev in report.devices if DeviceRef(*dev.key) in devices] if report else []
             return self._has_stopped() or all(
-                one.health is Health.UNHEALTHY
-                or (one.verified.mono_ns >= began_ns and not self._source.failing_checks({"/".join(one.key)}))
-                for one in known
+                dev.health is Health.UNHEALTHY
+                or (dev.verified.mono_ns >= began_ns and not self._source.failing_checks({"/".join(dev.key)}))
+                for dev in known
             )
 
         self._scheduler.run_for_devices(subjects)

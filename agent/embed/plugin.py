@@ -147,13 +147,13 @@ class PrepareWorker:
         return claim
 
     def _call_prepare(self, claim: Claim, until_s: float) -> tuple[PreparedDevice, ...]:
-        with self._serialized(claim.ref, until_s):
+        with self._serialize_calls(claim.ref, until_s):
             answer = self.callbacks.call(self._driver.prepare, claim)
         return validate_prepared_devices(claim, answer)
 
     def _unprepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
         tracker, failure = self._monitor.tracker, None
-        with self._serialized(ref, until_s):
+        with self._serialize_calls(ref, until_s):
             try:
                 self.callbacks.call(self._driver.unprepare, ref)
             except Exception as error:
@@ -165,7 +165,7 @@ class PrepareWorker:
         return ()
 
     @contextmanager
-    def _serialized(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
+    def _serialize_calls(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
         """Hold the lock that serializes the calls of the driver's functions.
 
         Raises PrepareError if the lock is not free in time.

@@ -69,7 +69,7 @@ class SlicePublisher:
         self._api = api
         self._driver = monitor.driver
         self._node = monitor.node
-        self._devices = self._checked(devices)
+        self._devices = self._check_devices(devices)
         self._selector = f"spec.driver={self._driver},spec.nodeName={self._node}"
         self._writing = threading.RLock()
         """Lock that is held while ResourceSlices are read and written."""
@@ -119,7 +119,7 @@ class SlicePublisher:
         Raises:
             ConfigError: A device is given twice.
         """
-        self._devices = self._checked(devices)
+        self._devices = self._check_devices(devices)
         with self._state:
             self._replaced = True
             self._state.notify_all()
@@ -133,7 +133,7 @@ class SlicePublisher:
         """
         with self._writing:
             self._deleted = True
-            for name in self._existing():
+            for name in self._existing_slices():
                 self._delete(name)
 
     def _publish(self) -> None:
@@ -169,7 +169,7 @@ class SlicePublisher:
     def _write_changes(self) -> None:
         if self._taints is None or self._deleted:
             return
-        existing = self._existing()
+        existing = self._existing_slices()
         specs = {name: self._effective_spec(name, obj["spec"]) for name, obj in existing.items()}
         wanted = plan_slices(
             self._devices,
@@ -189,7 +189,7 @@ class SlicePublisher:
         for name in existing.keys() - wanted.keys():
             self._delete(name)
 
-    def _existing(self) -> dict[str, dict[str, Any]]:
+    def _existing_slices(self) -> dict[str, dict[str, Any]]:
         """Return the driver's ResourceSlices of this node that exist, by name."""
         items = self._api.list_objects(self._path(), self._selector).items
         found = {item["metadata"]["name"]: item for item in items}
@@ -248,7 +248,7 @@ class SlicePublisher:
     def _path(self, *name: str) -> str:
         return self._api.dra_path(SLICES, *name)
 
-    def _checked(self, devices: Sequence[SliceDevice]) -> tuple[SliceDevice, ...]:
+    def _check_devices(self, devices: Sequence[SliceDevice]) -> tuple[SliceDevice, ...]:
         names = Counter((device.pool or self._node, device.name) for device in devices)
         for (pool, name), count in names.items():
             if count > 1:

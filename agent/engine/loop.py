@@ -314,7 +314,7 @@ class EngineLoop:
         while report.clear_results and (withdrawn := self._accept_clears(report.clear_results)):
             if self._record:
                 self._record(before, snapshot, report, StepOutcome.DISCARDED)
-            open_requests = tuple(one for one in snapshot.clear_requests if one.number not in withdrawn)
+            open_requests = tuple(req for req in snapshot.clear_requests if req.number not in withdrawn)
             snapshot = replace(snapshot, clear_requests=open_requests)
             state, report = step(before, snapshot, now, is_full=is_full)
         self._state = state

@@ -110,8 +110,7 @@ class EngineState:
     gpu_cache: GpuVerdictCache = field(default_factory=GpuVerdictCache)
     """Cached results of GPUs, which are used between full evaluations."""
     host_results: HostResults = field(default_factory=HostResults)
-    """Results of the parts of the host, which are reused between full evaluations while their input is equal.
-    """
+    """Results of the parts of the host, reused between full evaluations while their input is equal."""
     ok_cache: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
     """Cached rule results of devices and cgroups without findings; they save work, results stay the same."""
     driver_faults: DriverFaultState = field(default_factory=dict)

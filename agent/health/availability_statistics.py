@@ -147,8 +147,7 @@ class ObservedTimeAxis:
         return min(max(0.0, self._unobserved_until(end_s) - self._unobserved_until(begin_s)), end_s - begin_s)
 
     def gaps(self, begin_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-        """Yield the parts of the time from `begin_s` to `end_s` in which the agent did not run, as (begin,
-        end)."""
+        """Yield the parts of `begin_s` to `end_s` in which the agent did not run, as (begin, end)."""
         gap_begins, gap_ends = [begin_s, *self._ends], [*self._starts, self.now_s]
         for gap_begin_s, gap_end_s in zip(gap_begins, gap_ends, strict=True):
             since_s, until_s = max(gap_begin_s, begin_s), min(gap_end_s, end_s)
@@ -185,7 +184,7 @@ def verdict_spans(stored: StoredVerdicts, timeline: ObservedTimeAxis) -> dict[De
         known.append((change, max(earliest_s, timeline.position(change))))
     return {
         device: [
-            *(VerdictSpan(one, begin_s, end_s, False) for (one, begin_s), (_, end_s) in pairwise(known)),
+            *(VerdictSpan(part, begin_s, end_s, False) for (part, begin_s), (_, end_s) in pairwise(known)),
             VerdictSpan(known[-1][0], known[-1][1], max(timeline.now_s, known[-1][1]), True),
         ]
         for device, known in changes.items()
@@ -206,7 +205,7 @@ def summarize(
     present = {device: window for device, window in windows.items() if not window.is_absent}
     devices = [window.availability(device) for device, window in present.items()]
     return AvailabilitySummary(
-        tuple(sorted(devices, key=lambda one: (-one.lost_s, -one.changes, one.device))),
+        tuple(sorted(devices, key=lambda item: (-item.lost_s, -item.changes, item.device))),
         tuple(_rule_activity(present)),
     )
 
@@ -221,7 +220,7 @@ class _Window:
 
     @property
     def is_absent(self) -> bool:
-        return all(one.verdict.state is RecordedState.ABSENT for one, _ in self.parts())
+        return all(part.verdict.state is RecordedState.ABSENT for part, _ in self.parts())
 
     def parts(self) -> Iterator[tuple[VerdictSpan, float]]:
         """Yield each span that reaches into the window, with the observed time inside the window [s]."""
@@ -232,8 +231,8 @@ class _Window:
 
     def availability(self, device: DeviceRef) -> DeviceAvailability:
         observed_s, end_s = dict.fromkeys(RecordedState, 0.0), self.spans[-1].end_s
-        for one, seconds in self.parts():
-            observed_s[one.verdict.state] += seconds
+        for part, seconds in self.parts():
+            observed_s[part.verdict.state] += seconds
         faults = list(_faults(self))
         begun = sum(begin_s is not None and begin_s >= self.begin_s for begin_s, _ in faults)
         recovered = [
@@ -252,7 +251,7 @@ class _Window:
             state=self.spans[-1].verdict.state,
             observed_s=observed_s,
             not_observed_s=self.timeline.unobserved_s(self.begin_s, end_s),
-            changes=sum(one.begin_s >= self.begin_s and one.change.before is not None for one in self.spans),
+            changes=sum(row.begin_s >= self.begin_s and row.change.before is not None for row in self.spans),
             faults=begun,
             mean_between_faults_s=usable_s / begun if begun else None,
             mean_to_recover_s=sum(recovered) / len(recovered) if recovered else None,
@@ -261,9 +260,11 @@ class _Window:
 
 
 def _faults(window: _Window) -> Iterator[tuple[float | None, float | None]]:
-    """Yield the begin and the end of each fault of a device. A begin of None is unknown; an end of None means
-    that the fault has not ended. A fault lasts from the state Unhealthy to the next usable state. In between,
-    the device can also be Unknown or absent."""
+    """Yield the begin and the end of each fault of a device.
+
+    A begin of None is unknown; an end of None means that the fault has not ended. A fault lasts from the
+    state Unhealthy to the next usable state. In between, the device can also be Unknown or absent.
+    """
     begin_s: float | None = None
     is_open = False
     for span in window.spans:
@@ -290,8 +291,7 @@ def _interrupts(change: VerdictChange) -> bool:
 
 
 def _most_within(times_s: Sequence[float], window_s: float) -> int:
-    """Return the largest number of ``times_s`` (in ascending order) that lie in one interval of `window_s`
-    [s]."""
+    """Return the largest number of ``times_s`` (ascending) within one interval of `window_s` [s]."""
     return max(
         (bisect_right(times_s, begin_s + window_s) - index for index, begin_s in enumerate(times_s)),
         default=0,
@@ -304,17 +304,17 @@ def _rule_activity(windows: Mapping[DeviceRef, _Window]) -> list[RuleActivity]:
     devices: dict[str, dict[DeviceRef, None]] = defaultdict(dict)
     for device, window in windows.items():
         before: frozenset[str] = frozenset()
-        observed_s = {_key(one): seconds for one, seconds in window.parts()}
-        for one in window.spans:
-            codes = frozenset(cause.code for cause in one.verdict.causes)
+        observed_s = {_key(part): seconds for part, seconds in window.parts()}
+        for span in window.spans:
+            codes = frozenset(cause.code for cause in span.verdict.causes)
             for code in codes:
-                if _key(one) in observed_s:
-                    active_s[code] += observed_s[_key(one)]
+                if _key(span) in observed_s:
+                    active_s[code] += observed_s[_key(span)]
                     devices[code][device] = None
-                raised[code] += code not in before and one.begin_s >= window.begin_s
+                raised[code] += code not in before and span.begin_s >= window.begin_s
             before = codes
     found = [RuleActivity(code, raised[code], active_s[code], tuple(devices[code])) for code in devices]
-    return sorted(found, key=lambda one: (-one.raised, -one.active_s, one.code))
+    return sorted(found, key=lambda rule: (-rule.raised, -rule.active_s, rule.code))
 
 
 def _key(span: VerdictSpan) -> tuple[str, int]:
@@ -332,4 +332,4 @@ def listed_changes(
         for change in known
         if change.change.before is not None and (since_s is None or change.begin_s >= since_s)
     ]
-    return sorted(found, key=lambda one: one.begin_s, reverse=True)
+    return sorted(found, key=lambda fault: fault.begin_s, reverse=True)

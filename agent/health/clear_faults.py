@@ -135,10 +135,10 @@ def clear_faults(
         if target is None:
             names = [*known_devices, *declared.known]
             reason = f"no device {request.device!r} is known{suggestion(request.device, names)}"
-            outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
+            outcome = _refuse(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
-        found = _remembered(outcome, target, request.code, conditions)
-        rebaselined = _rebaselined(outcome, target, request.code, declared, snapshot, settings, now)
+        found = _find_remembered(outcome, target, request.code, conditions)
+        rebaselined = _with_new_baseline(outcome, target, request.code, declared, snapshot, settings, now)
         ending = [
             key
             for key in _reading_faults(outcome, target, request.code, conditions)
@@ -148,18 +148,16 @@ def clear_faults(
         others = [code for _, code in ending if request.code not in ("", code)]
         accepted = rebaselined if found.from_start else outcome
         if found.is_empty:
-            outcome = _refused(
-                outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
-            )
+            outcome = _refuse(outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions))
         elif found.from_start and others:
             reason = (
                 f"{target.name}: {request.code} cannot be cleared alone: {', '.join(others)} would end too"
             )
-            outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
+            outcome = _refuse(outcome, request, ClearRefusal.STILL_PRESENT, reason)
         elif reason := _shown_by_reading(accepted.gpus, found, target, conditions, snapshot, settings, now):
-            outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
+            outcome = _refuse(outcome, request, ClearRefusal.STILL_PRESENT, reason)
         else:
-            outcome = _cleared(accepted, request, found, now)
+            outcome = _remove_faults(accepted, request, found, now)
     return outcome
 
 
@@ -223,10 +221,12 @@ def _find_by_id(
     return None
 
 
-# --- what can be cleared ------------------------------------------------------------------------------------
+# --- faults that can be cleared -----------------------------------------------------------------------------
 
 
-def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions) -> _Remembered:
+def _find_remembered(
+    outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
+) -> _Remembered:
     """Return the faults of a device that the agent still reports although no present reading shows them.
 
     Args:
@@ -301,7 +301,7 @@ def _reading_faults(
             yield key
 
 
-def _rebaselined(
+def _with_new_baseline(
     outcome: ClearOutcome,
     target: _Target,
     code: str,
@@ -484,14 +484,14 @@ def _shown_fault(view: GpuRuleInput, settings: EngineSettings) -> str:
 # --- the answers --------------------------------------------------------------------------------------------
 
 
-def _refused(
-    outcome: ClearOutcome, request: ClearRequest, refusal: ClearRefusal, reason: str
-) -> ClearOutcome:
+def _refuse(outcome: ClearOutcome, request: ClearRequest, refusal: ClearRefusal, reason: str) -> ClearOutcome:
     result = ClearResult(request.number, refusal=refusal, reason=reason)
     return replace(outcome, results=(*outcome.results, result))
 
 
-def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant) -> ClearOutcome:
+def _remove_faults(
+    outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant
+) -> ClearOutcome:
     """Return the state without the faults in ``found``, with records that an operator cleared them."""
     gpus = outcome.gpus
     names: dict[tuple[Subject, str], None] = dict.fromkeys([*found.conditions, *found.from_start])

@@ -45,8 +45,7 @@ Conditions = Mapping[tuple[Subject, str], Condition]
 
 
 class CachedOkResults(NamedTuple):
-    """Results of a device's rules without any finding. They are reused while the input of the rules stays
-    equal."""
+    """Results of a device's rules without a finding, reused while the input of the rules stays equal."""
 
     view: object
     not_applicable: tuple[NotApplicable, ...]
@@ -98,8 +97,7 @@ class Evaluation:
     due_ns: list[int] = field(default_factory=list)
     """Monotonic times at which an evaluation is needed even if no source wakes the engine [ns]."""
     main_sources: dict[str, Any] = field(default_factory=dict)
-    """Values that the devices of one kind have in common, by kind; ``agent.health.host.verdicts`` owns them.
-    """
+    """Values that the devices of a kind have in common, by kind; ``agent.health.host.verdicts`` owns them."""
     rule_changes: RuleChanges = field(init=False)
     """Changes of rules that the operator has configured."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
@@ -281,8 +279,10 @@ class Evaluation:
 
     def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
         """Return the finding codes of a subject's conditions (raised or pending faults), if all are stable.
+
         None: a condition is not stable. It would change in the next evaluation even if rule results are
-        equal."""
+        equal.
+        """
         record = self._subjects.get(subject)
         if record is None:
             return ()

@@ -111,8 +111,7 @@ class WindowedCounter(NamedTuple):
 
 
 def next_counter(before: WindowedCounter, reading: Reading, t_ns: int, window_s: int) -> WindowedCounter:
-    """Return the counter after the reading ``reading`` at ``t_ns``, with its growth within ``window_s``
-    seconds."""
+    """Return the counter after ``reading`` at ``t_ns``, with its growth within ``window_s`` seconds."""
     window = append_reading(before.window, reading, t_ns, window_s * NS)
     return WindowedCounter(window, counter_growth(reading, window, window_s))
 

@@ -164,8 +164,7 @@ class CatalogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(CatalogRow):
-    """Health rule: a catalog row, the function that evaluates the rule, and the readings that the function
-    uses."""
+    """Health rule: a catalog row, the function that evaluates the rule, and the readings that it uses."""
 
     sampler_reads: tuple[SamplerField | WakeCondition, ...] = ()
     """Fields of the native sampler that the rule uses. A field wakes the engine when its value changes or, if

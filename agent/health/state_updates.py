@@ -166,8 +166,9 @@ def rebaseline_host_device(
 def rebaseline_declared_part(
     host: HostRuleState, snapshot: Snapshot, part: DeclaredPart, code: str, now: Instant
 ) -> HostRuleState:
-    """Return the host rules' state in which the present values of a declared part replace those at start. A
-    declared part is the hardware of the host that a driver declares as a device. Expected values that the
+    """Return the host rules' state in which the present values of a declared part replace those at start.
+
+    A declared part is the hardware of the host that a driver declares as a device. Expected values that the
     driver declares stay.
 
     Args:
@@ -195,14 +196,14 @@ It computes the growth again.
 """
 
 
-def _resized(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
+def _resize_window(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
     """Return the readings of a counter after the operator changed the length of the counter's window. If the
     window became shorter, only the newest reading is kept."""
     return window if after_s >= before_s else window[-1:]
 
 
 def _resized_counter(counter: WindowedCounter, before_s: int, after_s: int) -> WindowedCounter:
-    return counter._replace(window=_resized(counter.window, before_s, after_s))
+    return counter._replace(window=_resize_window(counter.window, before_s, after_s))
 
 
 # --- the host -----------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def _cpu_state_with_settings(
     if window_s[0] == window_s[1]:
         return state
 
-    def resized(counters: CpuThrottleCounters) -> CpuThrottleCounters:
+    def resize(counters: CpuThrottleCounters) -> CpuThrottleCounters:
         return CpuThrottleCounters(
             _UNREAD_NS,
             _resized_counter(counters.core, *window_s),
@@ -239,9 +240,9 @@ def _cpu_state_with_settings(
         )
 
     return state._replace(
-        node_throttle={node: resized(counters) for node, counters in state.node_throttle.items()},
+        node_throttle={node: resize(counters) for node, counters in state.node_throttle.items()},
         declared_throttle={
-            name: known._replace(throttled=resized(known.throttled))
+            name: known._replace(throttled=resize(known.throttled))
             for name, known in state.declared_throttle.items()
         },
     )
@@ -259,7 +260,8 @@ def _edac_state_with_settings(state: EdacState, before: HostLimits, after: HostL
     if window_s[0] == window_s[1]:
         return state
     counters = {
-        key: total._replace(window=_resized(total.window, *window_s)) for key, total in state.counters.items()
+        key: total._replace(window=_resize_window(total.window, *window_s))
+        for key, total in state.counters.items()
     }
     return state._replace(sources=(), counters=counters)  # without sources: computed again
 
@@ -270,7 +272,7 @@ def _nic_state_with_settings(state: NicRuleState, before: HostLimits, after: Hos
     if errors_s[0] == errors_s[1] and link_s[0] == link_s[1]:
         return state
 
-    def resized(counters: NicPortCounters) -> NicPortCounters:
+    def resize(counters: NicPortCounters) -> NicPortCounters:
         return NicPortCounters(
             _resized_counter(counters.link_downs, *link_s),
             *(_resized_counter(counter, *errors_s) for counter in counters[1:]),
@@ -279,7 +281,7 @@ def _nic_state_with_settings(state: NicRuleState, before: HostLimits, after: Hos
     states = {
         declared: nic._replace(
             ports={
-                number: port._replace(counters=resized(port.counters)) for number, port in nic.ports.items()
+                number: port._replace(counters=resize(port.counters)) for number, port in nic.ports.items()
             }
         )
         for declared, nic in state.states.items()
@@ -304,7 +306,9 @@ def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits)
         number: replace(
             gpu,
             read_ns=_UNREAD_NS,
-            windows={field: _resized(window, *windows_s[field]) for field, window in gpu.windows.items()},
+            windows={
+                field: _resize_window(window, *windows_s[field]) for field, window in gpu.windows.items()
+            },
         )
         for number, gpu in state.per_gpu.items()
     }

@@ -142,7 +142,7 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
     urgent = most_needed_first(causes)
     if not urgent:
         return ""
-    facts = "; ".join(f"{one.code}: {one.evidence}" for one in causes if one.severity > Severity.INFO)
+    facts = "; ".join(f"{cause.code}: {cause.evidence}" for cause in causes if cause.severity > Severity.INFO)
     return truncate_utf8(f"{facts}. Advice: {urgent[0].advice}" if urgent[0].advice else facts)
 
 
@@ -193,7 +193,7 @@ def make_verdict(
         health=health,
         severity=severity,
         message=text,
-        since=_since(previous, last, (health, severity, text), causes, evaluation.now),
+        since=_begin_of_health(previous, last, (health, severity, text), causes, evaluation.now),
         verified=verified,
         timeout_s=timeout_s + previous.lease_salt_s,
         causes=tuple(causes),
@@ -250,16 +250,18 @@ def add_minor_causes(
     )
 
 
-def _since(
+def _begin_of_health(
     previous: VerdictContext,
     last: DeviceHealth | None,
     shown: tuple[Health, Severity, str],
     causes: Iterable[Cause],
     now: Instant,
 ) -> Instant:
-    """Return when the present health, severity and message of a device, given in ``shown``, began. If the
-    last verdict has the same values, the time is taken from it. Otherwise, it is the begin of the newest
-    cause, or now if that cause is older than the last evaluation."""
+    """Return when the present health, severity and message of a device, given in ``shown``, began.
+
+    If the last verdict has the same values, the time is taken from it. Otherwise, it is the begin of the
+    newest cause, or now if that cause is older than the last evaluation.
+    """
     if last is not None and (last.health, last.severity, last.message) == shown:
         return last.since
     newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=now)
@@ -425,20 +427,20 @@ class VerdictChangeLog:
             stored: Newest change of each device in earlier runs.
         """
         first = next(period for period in self.periods.values() if period.id.startswith(self.run_id))
-        reported = {one.device for one in self.pending if one.period == first.id and one.before is None}
-        newest = {ref: one.verdict for ref, one in stored.items()}
+        reported = {new.device for new in self.pending if new.period == first.id and new.before is None}
+        newest = {ref: old.verdict for ref, old in stored.items()}
         for number, ref in enumerate(sorted(newest), 1):
             if ref not in reported:
                 at_s = first.ended_s - first.lasted_s
                 yield VerdictChange(first.id, -number, ref, newest[ref].state, GONE, at_s, 0.0)
                 newest[ref] = GONE
-        for one in self.pending:  # the first report of each period has all devices
-            known = newest.get(one.device) if one.before is None else None
-            newest[one.device] = one.verdict
+        for change in self.pending:  # the first report of each period has all devices
+            known = newest.get(change.device) if change.before is None else None
+            newest[change.device] = change.verdict
             if known is None:
-                yield one
-            elif not one.verdict.is_same(known):
-                yield one._replace(before=known.state)
+                yield change
+            elif not change.verdict.is_same(known):
+                yield change._replace(before=known.state)
 
     def _queue(
         self,
@@ -474,7 +476,7 @@ class VerdictChangeLog:
 
 
 def _verdicts(seen: SeenVerdicts) -> dict[DeviceRef, RecordedVerdict]:
-    return {ref: one.verdict for ref, one in seen.items()}
+    return {ref: entry.verdict for ref, entry in seen.items()}
 
 
 def _end_boot_s(period: ObservedPeriod) -> float:

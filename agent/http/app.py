@@ -195,7 +195,7 @@ class HistoryReader:
             self._reading = asyncio.get_running_loop().create_task(self._refresh())
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=READ_WAIT_S)
-        return self._newest or self._without("its file is still being read")
+        return self._newest or self._no_history("its file is still being read")
 
     async def _refresh(self) -> None:
         try:
@@ -207,17 +207,17 @@ class HistoryReader:
     def _read(self) -> History:
         """Read the recorded health of devices from its file. Blocks on the disk."""
         if not self._config().history_rows:
-            return self._without("the configuration keeps no history")
+            return self._no_history("the configuration keeps no history")
         try:
             stored = read_verdicts(self._path)
         except UnusableFile as error:
-            return self._without(f"history file {self._path}: {error}")
+            return self._no_history(f"history file {self._path}: {error}")
         except (DrahealthError, OSError) as error:
-            return self._without(str(error))
+            return self._no_history(str(error))
         timeline = ObservedTimeAxis(stored.periods, self._now())
         return History(timeline, verdict_spans(stored, timeline))
 
-    def _without(self, problem: str) -> History:
+    def _no_history(self, problem: str) -> History:
         return History(ObservedTimeAxis((), self._now()), {}, problem)
 
     def _now(self) -> ClockReading:

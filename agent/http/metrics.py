@@ -191,7 +191,7 @@ class MetricsRenderer:
         if (costs := view.nvml_costs()) is not None:
             yield from _nvml_rows(costs)
         yield from _stream_rows(view)
-        yield _bounded(families.PREPARES, _prepares(view.prepares()), families.CODES_MAX, dropped)
+        yield _limit_series(families.PREPARES, _prepares(view.prepares()), families.CODES_MAX, dropped)
         if (reload := view.config_reload()) is not None:
             yield _rows(families.RELOAD_OK, [((), not reload.error)])
             yield _rows(families.RELOAD_TIME, [((), reload.at_wall_s)])
@@ -294,7 +294,9 @@ def _duration_metric(durations: Mapping[str, PassDurations]) -> Metric:
     return metric
 
 
-def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]) -> Rows:
+def _limit_series(
+    family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]
+) -> Rows:
     """Return a metric family with its first ``limit`` series.
 
     The number of further series is added to `dropped`, by name of the series.
@@ -318,7 +320,7 @@ def _shown_devices(report: Report | None) -> tuple[DeviceHealth, ...]:
 def _device_rows(scrape: _Scrape) -> Iterator[Rows]:
     shown, totals = scrape.shown, scrape.totals.devices
     states = {
-        severity: {str(one): one is state for one in STATES} for severity, state in STATE_OF_SEVERITY.items()
+        severity: {str(key): key is state for key in STATES} for severity, state in STATE_OF_SEVERITY.items()
     }
     yield _rows(families.DEVICE_HEALTH, ((device.key, states[device.severity]) for device in shown))
     yield _rows(families.DEVICE_INFO, ((_identity(device), 1) for device in shown))
@@ -384,7 +386,7 @@ def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Ite
         (_scope(note.subject), note.cause.code[:LABEL_MAX], note.cause.severity.name.lower())
         for note in report.notes
     )
-    yield _bounded(families.FINDINGS, findings.most_common(), families.CODES_MAX, dropped)
+    yield _limit_series(families.FINDINGS, findings.most_common(), families.CODES_MAX, dropped)
     present = [source for source in report.sources if source.state is not SourceState.ABSENT]
     sources = present[: families.SOURCES_MAX]
     if hidden := len(present) - len(sources):
@@ -392,7 +394,7 @@ def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Ite
     states = [((source.name,), source.state) for source in sources]
     yield _rows(families.SOURCE_UP, ((name, state is SourceState.OK) for name, state in states))
     yield _rows(families.SOURCE_STALLED, ((name, state is SourceState.STALLED) for name, state in states))
-    yield _rows(families.SOURCE_STALLS, (((one.name,), totals.stalls.get(one.name, 0)) for one in sources))
+    yield _rows(families.SOURCE_STALLS, (((src.name,), totals.stalls.get(src.name, 0)) for src in sources))
     yield _rows(families.SOURCE_PASSES, (((source.name,), source.passes) for source in sources))
     yield _rows(families.SOURCE_FAILURES, (((source.name,), source.failures) for source in sources))
     at = report.at
@@ -493,4 +495,4 @@ def _gpu_rows(
         for (uuid, code), times in scrape.totals.xids.items()
         if uuid in names
     ]
-    yield _bounded(families.GPU_XIDS, sorted(xids), families.CODES_MAX, dropped)
+    yield _limit_series(families.GPU_XIDS, sorted(xids), families.CODES_MAX, dropped)

@@ -209,7 +209,7 @@ class History:
 
 
 def first_of_part(first: int, devices: int) -> int:
-    """Return the number of devices before the part of the page that has device `first` of so many."""
+    """Return how many devices come before the part of the page that has device number `first`."""
     return min(first, max(devices - 1, 0)) // ROWS_MAX * ROWS_MAX
 
 
@@ -273,7 +273,7 @@ def _pods_by_device(given: PageInput) -> Mapping[tuple[str, str, str], Sequence[
 
 
 def _pod(affected: AffectedPod) -> PagePod:
-    names = [one.name if one.is_certain else f"{one.name}?" for one in affected.containers]
+    names = [use.name if use.is_certain else f"{use.name}?" for use in affected.containers]
     containers = f"container{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
     owner, state = pod_owner(affected.pod, affected.group), pod_state(affected.pod)
     facts = filter(None, (f"claim {affected.claim}", containers, owner, state))

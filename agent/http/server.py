@@ -256,10 +256,10 @@ class HttpServer:
         It is one of the client with most connections: first one that sends too fast, then one without a
         response in progress, then the one without progress for the longest.
         """
-        largest, _ = largest_peers([*served, new], lambda one: one.peer)
+        largest, _ = largest_peers([*served, new], lambda other: other.peer)
         return min(
             (connection for connection in largest if connection is not new),
-            key=lambda one: (not one.paced.is_too_fast, one.is_responding, one.newest_s),
+            key=lambda other: (not other.paced.is_too_fast, other.is_responding, other.newest_s),
         )
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
@@ -388,8 +388,8 @@ class UnsentResponses:
         until the others are within the limit."""
         while (used := _size_of(self._waiting.values())) > self._limit_bytes and len(self._waiting) > 1:
             waiting = self._waiting.values()
-            slowest, _ = longest_wait_of_largest_peer(waiting, lambda one: one[0].peer, _size_of)
-            self._waiting = {wait: one for wait, one in self._waiting.items() if one[0] is not slowest}
+            slowest, _ = longest_wait_of_largest_peer(waiting, lambda entry: entry[0].peer, _size_of)
+            self._waiting = {wait: entry for wait, entry in self._waiting.items() if entry[0] is not slowest}
             slowest.abort()
             if count := self._log_limit.tick():
                 log.warning(

@@ -185,11 +185,9 @@ class NicPortSample(NamedTuple):
     receive_errors: Reading
     """``port_rcv_errors`` (InfiniBand), ``rx_crc_errors`` of the network interface (Ethernet)."""
     integrity_errors: Reading
-    """Physical errors above an InfiniBand link's limit, ``local_link_integrity_errors``; absent for Ethernet.
-    """
+    """Physical errors above an InfiniBand link's limit: ``local_link_integrity_errors``; Ethernet: absent."""
     buffer_overruns: Reading
-    """Overflows of an InfiniBand receive buffer (``excessive_buffer_overrun_errors``); absent for Ethernet.
-    """
+    """Overflows of an InfiniBand receive buffer: ``excessive_buffer_overrun_errors``; Ethernet: absent."""
     interface: str = ""
     """Network interface of an Ethernet port; empty: none, or InfiniBand."""
     is_interface_up: bool = True

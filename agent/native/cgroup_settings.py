@@ -113,12 +113,12 @@ def _decode_settings(record: Any, own_cpus: bool) -> CgroupSettings:
 
 
 def _setting_reading(setting: Any) -> Reading:
-    return _missing(setting.err) if setting.err else int(setting.value)
+    return _to_missing(setting.err) if setting.err else int(setting.value)
 
 
 def _cpu_set_reading(words: Any, err: int) -> Reading:
-    return _missing(err) if err else int.from_bytes(ffi.buffer(words)[:], "little")
+    return _to_missing(err) if err else int.from_bytes(ffi.buffer(words)[:], "little")
 
 
-def _missing(err: int) -> Missing:
+def _to_missing(err: int) -> Missing:
     return ABSENT if err == errno.ENOENT else Missing(Absence.UNREADABLE, err)

@@ -139,7 +139,7 @@ def decode_readings(data: bytes, before: DecodedReadings | None = None) -> Decod
         at += skipped
         if isinstance(readings[_FIELDS[at]], int):
             value = int.from_bytes(values[8 * at : 8 * at + 8], "little")
-            readings[_FIELDS[at]] = _signed(_FIELDS[at], value)
+            readings[_FIELDS[at]] = _to_signed(_FIELDS[at], value)
         changed >>= 64 * (skipped + 1)
         at += 1
     return DecodedReadings(values, masks, readings)
@@ -156,14 +156,14 @@ def _decode_all_readings(data: bytes) -> Mapping[GpuField, Reading]:
     values = words[2 * _WORDS : 2 * _WORDS + _FIELD_NUM]
     codes = words[2 * _WORDS + _FIELD_NUM :]
     return {
-        field: _signed(field, values[i])
+        field: _to_signed(field, values[i])
         if valid >> i & 1
         else _missing_reading(bool(seen >> i & 1), codes[i])
         for i, field in enumerate(_FIELDS)
     }
 
 
-def _signed(field: GpuField, value: int) -> int:
+def _to_signed(field: GpuField, value: int) -> int:
     return value - (1 << 64) if field in _SIGNED and value >> 63 else value
 
 

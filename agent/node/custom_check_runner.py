@@ -34,8 +34,7 @@ MIN_FIRST_PERIOD: Final = 0.5
 log = get_logger(__name__)
 
 _Key = tuple[str, str]
-"""Identity of a periodic run: name of the check, and its device. Without a device it is for the node or all.
-"""
+"""Identity of a periodic run: name of the check and its device; without a device, the node or all devices."""
 
 
 class _Task(NamedTuple):

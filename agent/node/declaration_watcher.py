@@ -32,8 +32,7 @@ MAX_DUTY_CYCLE: Final = 4
 """Pause after a read of the directory, in multiples of the read's duration: at most a fifth of a CPU is used.
 """
 POLL_S: Final = 10.0
-"""Interval of reads while the directory cannot be watched with inotify, or could not be read completely [s].
-"""
+"""Interval of reads while the directory cannot be watched with inotify or read completely [s]."""
 
 log = get_logger(__name__)
 

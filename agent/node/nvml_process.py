@@ -158,7 +158,7 @@ class NvmlProcess:
         if found is not self._raw or self._last is None:
             self._raw = found
             self._last = (
-                _continued(found, self._before, reloads=int(self._was_reloaded)) if self._before else found
+                _add_counts(found, self._before, reloads=int(self._was_reloaded)) if self._before else found
             )
         return self._last
 
@@ -208,7 +208,7 @@ class NvmlProcess:
         if self._last is None:
             failing = _no_gpus(SourceState.FAILING, time.monotonic_ns(), reason)
             return replace(failing, err=NvmlReturnCode.UNKNOWN, process=reason)
-        return _unreadable(self._last, reason, self._ends)
+        return _sample_without_child(self._last, reason, self._ends)
 
     def _end_reason(self) -> str:
         times = f", {self._ends} times since the agent started" if self._ends > 1 else ""
@@ -217,8 +217,8 @@ class NvmlProcess:
     def _without_gpus(self, found: NvmlSample, before: NvmlSample) -> NvmlSample:
         """Return the sample while a new child process lists no GPU, because NVML is being opened or cannot be
         used: the GPUs of the last child process, without readings."""
-        now = _continued(found, before)
-        last = _unreadable(before, self._end_reason(), self._ends)
+        now = _add_counts(found, before)
+        last = _sample_without_child(before, self._end_reason(), self._ends)
         if found.nvml.state is not SourceState.STARTING:  # NVML's error is the better reason
             last = replace(last, err=found.err, process="")
         return replace(
@@ -448,7 +448,7 @@ def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
     return NvmlSample((), library, library._replace(name="nvml-events", state=SourceState.ABSENT, detail=""))
 
 
-def _continued(found: NvmlSample, before: NvmlSample, reloads: int = 0) -> NvmlSample:
+def _add_counts(found: NvmlSample, before: NvmlSample, reloads: int = 0) -> NvmlSample:
     """Return the sample of a new child process, with its counts raised by the previous child's counts.
 
     The start of a child is neither a reload of the driver nor the return of a lost GPU.
@@ -487,7 +487,7 @@ def _continued_source(source: SourceSample, before: SourceSample) -> SourceSampl
     return source._replace(passes=before.passes + source.passes, failures=before.failures + source.failures)
 
 
-def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
+def _sample_without_child(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
     """Return the sample to report while no child process runs: the last sample, without readings and events.
 
     Its sources do not stall, because their state (no child process) was verified now.

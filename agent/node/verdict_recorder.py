@@ -92,7 +92,7 @@ class VerdictRecorder:
         """Monotonic time at which the last report came [s]."""
         self._is_overdue = False
         """True: no report came until the mark was due, so the next report wakes the thread."""
-        # --- the thread's own ---
+        # --- used by the thread only ---
         self._stored: dict[DeviceRef, VerdictChange] | None = None
         """Newest change of each present device in the history file; None: the file has not been read yet."""
         self._written_ns = self._retry_ns = -(10**18)
@@ -146,7 +146,7 @@ class VerdictRecorder:
             return
         self._thread = thread
 
-    # --- in the thread ---------------------------------------------------------------------------------
+    # --- recorder thread only --------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -230,11 +230,11 @@ class VerdictRecorder:
         A later call means that the file was removed or damaged: queue each device's newest change again.
         """
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
-            changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}
+            changes = {(row.period, row.number): row for row in (*self._stored.values(), *self._log.pending)}
             self._log.pending = list(changes.values())
             return
         self._stored = {change.device: change for change in stored.changes}
-        gone = {ref for ref, one in self._stored.items() if one.verdict == GONE}
+        gone = {ref for ref, old in self._stored.items() if old.verdict == GONE}
         for ref in gone:
             del self._stored[ref]
         if stored.periods:  # with its end from the mark

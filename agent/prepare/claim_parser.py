@@ -222,12 +222,12 @@ def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
     kind = name.rpartition("/")[2]
     if name not in kinds:
         summary = f"{name[:128]!a} is not one of the driver's kinds{suggestion(name[:128], kinds)}"
-        raise _undecodable(config, summary, f"Known kinds: {', '.join(sorted(kinds))}")
+        raise _decode_error(config, summary, f"Known kinds: {', '.join(sorted(kinds))}")
     fields = {key: value for key, value in config.parameters.items() if key not in {"apiVersion", "kind"}}
     try:
         return msgspec.convert(fields, kinds[name])
     except msgspec.ValidationError as error:
-        raise _undecodable(config, f"{kind}: {_one_line(str(error))}") from None
+        raise _decode_error(config, f"{kind}: {_one_line(str(error))}") from None
 
 
 class ParameterCheck(NamedTuple):
@@ -321,11 +321,11 @@ def _kind_of(config: ClaimConfig) -> str:
     version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
     for key, value in (("apiVersion", version), ("kind", kind)):
         if not isinstance(value, str) or not value:
-            raise _undecodable(config, f"the parameters have no {key}")
+            raise _decode_error(config, f"the parameters have no {key}")
     return f"{version}/{kind}"
 
 
-def _undecodable(config: ClaimConfig, summary: str, detail: str = "") -> BadConfigError:
+def _decode_error(config: ClaimConfig, summary: str, detail: str = "") -> BadConfigError:
     return BadConfigError(summary, code="config.decode", detail=detail, requests=config.requests)
 
 

@@ -97,7 +97,7 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
     if best.verdict is not None:
         return False
     if best.error_class is ErrorClass.FAILED_DEVICE:
-        return set(best.devices) <= {one.device for one in unhealthy}  # the engine's cause counts for them
+        return set(best.devices) <= {bad.device for bad in unhealthy}  # the engine's cause counts for them
     return best.weight < EvidenceWeight.FACT or best.error_class not in {
         ErrorClass.BAD_CONFIG,
         ErrorClass.PERMANENT,
@@ -105,8 +105,7 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Return the score of the worst of several failures in one prepare, with the evidence of all these
-    failures."""
+    """Return the score of the worst of several failures in one prepare, with the evidence of all."""
     ranked = sorted(found, key=_worst_first_key)
     worst = ranked[0]
     same = [score for score in ranked if (score.error_class, score.code) == (worst.error_class, worst.code)]
@@ -114,7 +113,7 @@ def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
     return worst._replace(
         evidence=_unique_lines(tuple(line for score in ranked for line in score.evidence)),
         devices=tuple(sorted({device for score in same for device in score.devices})),
-        requests=tuple(sorted({request for one in same for request in one.requests})) if all_named else (),
+        requests=tuple(sorted({request for top in same for request in top.requests})) if all_named else (),
     )
 
 
@@ -138,26 +137,26 @@ def _with_other_devices(
         if score.error_class is ErrorClass.FAILED_DEVICE
         for device in score.devices
     }
-    others |= {one.device: f"{one.device} is also Unhealthy: {one.code}" for one in unhealthy}
+    others |= {bad.device: f"{bad.device} is also Unhealthy: {bad.code}" for bad in unhealthy}
     more = [others[device] for device in sorted(others) if device not in worst.devices]
     return worst._replace(detail="; ".join([worst.detail, *more] if worst.detail else more))
 
 
-def _worst_first_key(one: EvidenceScore) -> tuple[object, ...]:
+def _worst_first_key(score: EvidenceScore) -> tuple[object, ...]:
     """Return a key that sorts the scores of failures, the worst first.
 
     The texts in the key make the order unique.
     """
     texts = (
-        one.code,
-        one.summary,
-        one.detail,
-        one.devices,
-        one.requests,
-        one.retry_after_s or 0.0,
-        str(one.scope),
+        score.code,
+        score.summary,
+        score.detail,
+        score.devices,
+        score.requests,
+        score.retry_after_s or 0.0,
+        str(score.scope),
     )
-    return (CLASSES_WORST_FIRST.index(one.error_class), -one.weight, *texts)
+    return (CLASSES_WORST_FIRST.index(score.error_class), -score.weight, *texts)
 
 
 def _unique_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
@@ -194,7 +193,7 @@ def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore
         sanitize(first.text) or "the device is Unhealthy",
         1.0,
         evidence=tuple(str(evidence) for evidence in unhealthy),
-        detail="; ".join(f"{one.device}: {one.code}: {sanitize(one.text)}" for one in rest),
+        detail="; ".join(f"{bad.device}: {bad.code}: {sanitize(bad.text)}" for bad in rest),
         devices=tuple(evidence.device for evidence in unhealthy),
         advice=first.advice,
         repair=worst_repair(repairs) if repairs else None,

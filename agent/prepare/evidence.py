@@ -55,7 +55,7 @@ GRPC_NAMES: Final = (
 """gRPC status names, indexed by number."""
 
 
-def _during(operation: Operation | None) -> str:
+def _operation_text(operation: Operation | None) -> str:
     return f" during {operation}" if operation else ""
 
 
@@ -74,7 +74,7 @@ class ErrnoEvidence(NamedTuple):
         return ERRNO_NAMES.get(self.number, str(self.number))
 
     def __str__(self) -> str:
-        return f"errno {self.name}{_during(self.operation)}"
+        return f"errno {self.name}{_operation_text(self.operation)}"
 
 
 class NvmlCode(NamedTuple):
@@ -136,7 +136,7 @@ class DecodeFailure(NamedTuple):
     """Requests of the claim whose parameters failed; empty: not known."""
 
     def __str__(self) -> str:
-        return f"{self.exception_type}{_during(self.operation)}"
+        return f"{self.exception_type}{_operation_text(self.operation)}"
 
 
 class WrongParameterValue(NamedTuple):
@@ -147,7 +147,7 @@ class WrongParameterValue(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return f"{self.exception_type}{_during(Operation.CONFIG)}"
+        return f"{self.exception_type}{_operation_text(Operation.CONFIG)}"
 
 
 class ConnectionFailure(NamedTuple):
@@ -159,7 +159,7 @@ class ConnectionFailure(NamedTuple):
     operation: Operation | None = None
 
     def __str__(self) -> str:
-        return f"{self.exception_type}{_during(self.operation)}"
+        return f"{self.exception_type}{_operation_text(self.operation)}"
 
 
 class UnreadableCdiFile(NamedTuple):
@@ -197,7 +197,7 @@ class OperationTimeout(NamedTuple):
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.exception_type}{_during(self.operation)}"
+        return f"{self.exception_type}{_operation_text(self.operation)}"
 
 
 class InterruptedPrepare(NamedTuple):

@@ -346,7 +346,7 @@ def _find_claim(function: Callable[..., object], arguments: Iterable[object]) ->
         if isinstance(argument, Claim):
             return argument
     name = getattr(function, "__qualname__", repr(function))
-    similar = next((one for one in given if all(hasattr(one, key) for key in ClaimRef._fields)), None)
+    similar = next((arg for arg in given if all(hasattr(arg, key) for key in ClaimRef._fields)), None)
     found = f"a {type(similar).__qualname__}" if similar is not None else "no claim"
     raise TypeError(
         f"prepare handler {name}() was given {found}, not a drahealth.Claim; pass classified(get_claim=...)"

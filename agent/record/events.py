@@ -213,7 +213,7 @@ class SegmentDecoder:
             raise CodecError(f"the record is damaged: it has the invalid time {wall_s:.2g} s, {mono_ns} ns")
         self._now = Instant(mono_ns, wall_s)
         if rest:
-            self._changed_verdicts = self._decoder.changed(self._changed_verdicts, rest[0])
+            self._changed_verdicts = self._decoder.apply(self._changed_verdicts, rest[0])
             msgspec.convert(self._changed_verdicts, _VERDICTS)  # raises an error if a value is not valid
             self._verdicts = tuple(DeviceVerdict(*verdict) for verdict in self._changed_verdicts)
         return RecordedInputs(
@@ -226,7 +226,7 @@ class SegmentDecoder:
         Raises:
             CodecError: The difference is not valid.
         """
-        self._snapshot = self._decoder.changed(self._snapshot, difference)
+        self._snapshot = self._decoder.apply(self._snapshot, difference)
         if not isinstance(self._snapshot, Snapshot):
             raise CodecError("the record is damaged: an evaluation has no snapshot")
         return self._snapshot

@@ -103,7 +103,7 @@ class SnapshotRecorder:
         self._queue: list[_Queued] = []
         self._dropped = 0
         self._closing = False
-        # --- the thread's own ---
+        # --- used by the thread only ---
         self._writer: SegmentWriter | None = None
         self._begun_s = 0.0
         self._settings: object = None

@@ -190,7 +190,7 @@ class Redactor:
     def _redact_parts(self, value: Any, memo: dict[int, tuple[Any, Any]]) -> Any:
         kind = type(value)
         if isinstance(value, CustomCheck):  # arguments may be passwords; with {device} each device has a run
-            kept = (DEVICE_ARGUMENT if DEVICE_ARGUMENT in one else "redacted" for one in value.command[1:])
+            kept = (DEVICE_ARGUMENT if DEVICE_ARGUMENT in arg else "redacted" for arg in value.command[1:])
             value = value._replace(command=(*value.command[:1], *kept), user=value.user and "redacted")
         if names := _FIELDS.get(kind):
             parts = [self._redact(getattr(value, name), memo) for name in names]

@@ -299,6 +299,6 @@ def compared_steps(
                 replayed.recorded.now, replayed.recorded.verdicts, recorded_verdicts(replayed.report)
             )
         )
-        differences += [one for one in found if one.subject not in open_differences]
-        open_differences = {one.subject for one in found}
+        differences += [new for new in found if new.subject not in open_differences]
+        open_differences = {new.subject for new in found}
         yield replayed

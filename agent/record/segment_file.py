@@ -359,7 +359,7 @@ class SegmentReader:
         After damage, :attr:`problem` describes it.
         """
         return self.until_invalid(
-            RecordedStep(self.snapshot(one.difference), *one[1:]) for one in self.inputs()
+            RecordedStep(self.snapshot(step.difference), *step[1:]) for step in self.inputs()
         )
 
     def inputs(self) -> Iterator[RecordedInputs]:

@@ -134,7 +134,7 @@ def _read_values(snapshot: Snapshot) -> dict[str, tuple[int, tuple[object, ...]]
         PCI: (snapshot.pci, snapshot.declared),
         EDAC: (dimms, snapshot.nodes),
     }
-    found = {one.name: (one.beat_ns, values[one.name]) for one in snapshot.sources if one.name in values}
+    found = {src.name: (src.beat_ns, values[src.name]) for src in snapshot.sources if src.name in values}
     for gpu in snapshot.gpus.gpus if snapshot.gpus else ():
         found[f"gpu-{gpu.index}"] = (gpu.beat_ns, (gpu.readings, gpu.migs))
     return found
@@ -270,7 +270,7 @@ def _with_windows(value: Any, change: Callable[[RateWindow], RateWindow]) -> Any
         return {key: _with_windows(part, change) for key, part in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return replace(
-            value, **{one.name: _with_windows(getattr(value, one.name), change) for one in fields(value)}
+            value, **{key.name: _with_windows(getattr(value, key.name), change) for key in fields(value)}
         )
     return value
 
@@ -641,7 +641,7 @@ class SteadyState:
         except (AttributeError, LookupError):  # damaged: the decoder names the reason
             return False
         if now_ns > self._fresh_until_ns:
-            self._fresh_until_ns = min((one.fresh_until_ns for one in self._last_passes), default=_NEVER_NS)
+            self._fresh_until_ns = min((last.fresh_until_ns for last in self._last_passes), default=_NEVER_NS)
             if now_ns > self._fresh_until_ns:
                 return False
         self._evaluated_ns = now_ns

@@ -119,7 +119,7 @@ class ValueEncoder:
 
     def __init__(self, classes: Iterable[ValueClass]) -> None:
         self._classes = list(classes)
-        self._tags = {one.type: FIRST_CLASS_TAG + at for at, one in enumerate(self._classes)}
+        self._tags = {known.type: FIRST_CLASS_TAG + at for at, known in enumerate(self._classes)}
         self._getters = {class_.type: _getter(class_) for class_ in self._classes if not class_.is_enum}
 
     def description(self) -> list[list[Any]]:
@@ -134,7 +134,7 @@ class ValueEncoder:
         """
         kind = type(value)
         if kind is int:
-            return value if INT64_MIN <= value <= UINT64_MAX else [LARGE_INT_TAG, _large(value)]
+            return value if INT64_MIN <= value <= UINT64_MAX else [LARGE_INT_TAG, _encode_large(value)]
         if kind is str:
             return value if value.isascii() else _text(value)
         if value is None or kind is float or kind is bool or kind is bytes:
@@ -218,18 +218,18 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _getter(one: ValueClass) -> Any:
-    if issubclass(one.type, tuple):
+def _getter(known: ValueClass) -> Any:
+    if issubclass(known.type, tuple):
         return tuple.__iter__
-    if not one.names:
+    if not known.names:
         return lambda _: ()
-    if len(one.names) == 1:
-        (name,) = one.names
+    if len(known.names) == 1:
+        (name,) = known.names
         return lambda value: (getattr(value, name),)
-    return attrgetter(*one.names)
+    return attrgetter(*known.names)
 
 
-def _large(value: int) -> bytes:
+def _encode_large(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
@@ -276,20 +276,20 @@ class ValueDecoder:
             description: Names and fields of the classes in the file, in the order of their tags.
             known: Classes of this release.
         """
-        by_name = {one.type.__name__: one for one in known}
+        by_name = {known.type.__name__: known for known in known}
         self._readers: list[_ClassReader] = []
         self._changers: dict[type, _ClassReader] = {}
         self.changed_classes: set[str] = set()
         """Names of the classes whose fields differ between the file and this release, or that it lacks."""
         for written, *names in description:
             name = FORMER_NAMES.get(written, written)
-            one = by_name.get(name)
-            if one is None or tuple(names) != one.names:
+            known_class = by_name.get(name)
+            if known_class is None or tuple(names) != known_class.names:
                 self.changed_classes.add(name)
-            reader = _ClassReader(name, tuple(names), one)
+            reader = _ClassReader(name, tuple(names), known_class)
             self._readers.append(reader)
-            if one is not None:
-                self._changers[one.type] = reader
+            if known_class is not None:
+                self._changers[known_class.type] = reader
 
     def field_names(self, kind: type) -> tuple[str, ...]:
         """Return the names of the recorded fields of a class, in the order of the record."""
@@ -332,7 +332,7 @@ class ValueDecoder:
             "wrote it"
         )
 
-    def changed(self, old: Any, data: Any) -> Any:
+    def apply(self, old: Any, data: Any) -> Any:
         """Return the value that results from ``old`` and a difference of :meth:`ValueEncoder.difference`.
 
         Raises:
@@ -349,12 +349,12 @@ class ValueDecoder:
         if kind is tuple:
             return self._changed_tuple(old, data)
         if reader := self._changers.get(kind):
-            return reader.changed(old, data, self)
+            return reader.apply(old, data, self)
         if isinstance(old, Mapping):
             keys = list(old)
             new = dict(old)
             for at, change in data.items():
-                new[keys[at]] = self.changed(old[keys[at]], change)
+                new[keys[at]] = self.apply(old[keys[at]], change)
             return new
         raise CodecError(
             f"the record is damaged: it has a difference for a value of type {kind.__name__}, which has none"
@@ -367,7 +367,7 @@ class ValueDecoder:
             new[first : len(old) - last] = map(self.complete, between)
         for at, change in data.items():
             if at != RESIZED:
-                new[at] = self.changed(new[at], change)
+                new[at] = self.apply(new[at], change)
         return tuple(new)
 
 
@@ -435,11 +435,11 @@ class _ClassReader:
                 "record with the release that wrote it"
             ) from None
 
-    def changed(self, old: Any, data: dict[int, Any], decoder: ValueDecoder) -> Any:
+    def apply(self, old: Any, data: dict[int, Any], decoder: ValueDecoder) -> Any:
         assert self._known is not None
         values = list(self._getter(old))
         for at, change in data.items():
             place = self._places[at]
             if place is not None:
-                values[place] = decoder.changed(values[place], change)
+                values[place] = decoder.apply(values[place], change)
         return self._known.make(values)

@@ -68,8 +68,8 @@ class HealthIntervals:
     def observe(self, at_s: float, verdicts: Verdicts, pods: PodsSample | None) -> None:
         """Add the verdicts that devices have from the time ``at_s`` on, until the next call."""
         if verdicts != self._last:
-            causes = {(one.subject, code): severity for one in verdicts for code, severity in one.causes}
-            bad = {one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY}
+            causes = {(new.subject, code): severity for new in verdicts for code, severity in new.causes}
+            bad = {new.subject: int(Severity.UNHEALTHY) for new in verdicts if new.health == Health.UNHEALTHY}
             _update(self._open_causes, causes, self.causes, at_s)
             _update(self._open_unhealthy, bad, self.unhealthy, at_s)
             self._last = verdicts
@@ -89,7 +89,7 @@ class HealthIntervals:
     @property
     def unhealthy_s(self) -> float:
         """Sum over all devices of the time in which they were Unhealthy [s]."""
-        return sum(one.end_s - one.begin_s for found in self.unhealthy.values() for one in found)
+        return sum(span.end_s - span.begin_s for found in self.unhealthy.values() for span in found)
 
 
 def _update(
@@ -276,7 +276,7 @@ def _compare_record(
     return result
 
 
-# --- what really happened -----------------------------------------------------------------------------------
+# --- labelled incidents -------------------------------------------------------------------------------------
 
 
 class Incident(NamedTuple):
@@ -371,7 +371,7 @@ def score_rules(
     found: dict[str, list[tuple[str, str, FaultInterval]]] = {}
     for node, side in sides:
         for (device, code), intervals in side.causes.items():
-            reports = [(node, device, one) for one in intervals if one.severity > Severity.INFO]
+            reports = [(node, device, span) for span in intervals if span.severity > Severity.INFO]
             if reports:
                 found.setdefault(code, []).extend(reports)
     expected = {code for incident in incidents for code in incident.codes if not set(code) & set("*?[")}

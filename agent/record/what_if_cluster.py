@@ -82,7 +82,7 @@ def compare_on_cluster(
     suspects: list[int] = []
 
     def task(number: int) -> tuple[int, bytes]:
-        return number, pickle.dumps(([_absolute(path) for path in groups[number]], change))
+        return number, pickle.dumps(([_absolute_path(path) for path in groups[number]], change))
 
     with client:
         _check_versions(client)
@@ -113,7 +113,7 @@ def compare_pickled(version: str, data: bytes) -> RecordComparison | str:
     return compare_record(paths, change)
 
 
-def _absolute(path: RecordPath) -> RecordPath:
+def _absolute_path(path: RecordPath) -> RecordPath:
     return path if isinstance(path, UrlPath) else Path(absolute_path(path))
 
 

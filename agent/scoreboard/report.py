@@ -325,11 +325,11 @@ def format_markdown(
         (held, "Held-out incidents"),
     ):
         lines += [f"## {title}", "", *_markdown_table(board), ""]
-    lines += [*_EXPLANATION, "", "## The other detectors", "", *_others(others)]
+    lines += [*_EXPLANATION, "", "## The other detectors", "", *_other_lines(others)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _others(others: Iterable[PatternDetector]) -> list[str]:
+def _other_lines(others: Iterable[PatternDetector]) -> list[str]:
     lines = []
     for each in others:
         detector = each.detector

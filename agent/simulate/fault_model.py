@@ -170,7 +170,7 @@ def random_script(
     draw = random.Random(f"{seed}/{node}")
     machine = machine or random_machine(draw)
     length = max(QUIET_START_S, round(days * DAY_S))
-    events = sorted(_random_events(draw, machine, length, rate_factor), key=lambda one: (one.at, one.kind))
+    events = sorted(_random_events(draw, machine, length, rate_factor), key=lambda new: (new.at, new.kind))
     return NodeScript(machine, length, tuple(events))
 
 
@@ -267,4 +267,4 @@ def read_script(path: Path) -> NodeScript:
                 f"fault script {place}: target {event.target}: the node has only {parts} such targets, "
                 "numbered from 0"
             )
-    return msgspec.structs.replace(script, events=tuple(sorted(script.events, key=lambda one: one.at)))
+    return msgspec.structs.replace(script, events=tuple(sorted(script.events, key=lambda event: event.at)))

@@ -315,7 +315,7 @@ class InvariantChecker:
         for subject in dict.fromkeys((*(() if hiding else self._machine.subjects), *found)):
             device = found.get(subject)
             is_hidden = any(subject in fault.subjects for fault in hiding)
-            known = [one for one in (truth.faults if is_hidden else current) if subject in one.subjects]
+            known = [fault for fault in (truth.faults if is_hidden else current) if subject in fault.subjects]
             severity = Severity.UNKNOWN if device is None else device.severity
             for fault in () if is_hidden else known:
                 since_ns = max(fault.begin_ns, truth.watched_since_ns)
@@ -336,7 +336,7 @@ class InvariantChecker:
     def _check_cause(self, device: DeviceHealth, subject: str, known: Iterable[TrueFault], t_ns: int) -> None:
         codes = [cause.code for cause in device.causes if cause.severity is Severity.UNHEALTHY]
         allowed = [pattern for fault in known for pattern in fault.kind.allowed]
-        unexplained = [code for code in codes if not any(fnmatchcase(code, one) for one in allowed)]
+        unexplained = [code for code in codes if not any(fnmatchcase(code, shape) for shape in allowed)]
         if not codes or len(unexplained) == len(codes):
             text = f"Unhealthy by {', '.join(codes) or 'no cause'}, which no fault of the device explains"
             raise InvariantViolation(CAUSE, t_ns, subject, text)

@@ -97,7 +97,7 @@ class PassCounter:
         self._base = (0, start_ns)
         self._stopped_ns: int | None = None
 
-    def at(self, t_ns: int) -> tuple[int, int]:
+    def passes_at(self, t_ns: int) -> tuple[int, int]:
         """Return the number of passes finished until ``t_ns``, and the time of the last one [ns]."""
         count, base_ns = self._base
         until_ns = t_ns if self._stopped_ns is None else min(t_ns, self._stopped_ns)
@@ -112,7 +112,7 @@ class PassCounter:
     def resume(self, t_ns: int) -> None:
         """End the source's hang with a pass (complete reading) that finishes at ``t_ns``."""
         if self._stopped_ns is not None:
-            self._base, self._stopped_ns = (self.at(t_ns)[0] + 1, t_ns), None
+            self._base, self._stopped_ns = (self.passes_at(t_ns)[0] + 1, t_ns), None
 
 
 class Machine:
@@ -125,7 +125,7 @@ class Machine:
         self.boots = 0
         self.boot_ns = -UPTIME_NS
         self.driver_faults: tuple[DriverFault, ...] = ()
-        self.declared = (DeclaredFile(DRIVER, tuple(self._declared())),) if spec.declares else ()
+        self.declared = (DeclaredFile(DRIVER, tuple(self._declared_devices())),) if spec.declares else ()
         self._boot_hardware()
         self.start_agent(0)
 
@@ -289,12 +289,12 @@ class Machine:
         """Return when the source of a host device or GPU last finished a pass (complete reading) [ns]."""
         for name, prefix in SOURCE_DEVICES.items():
             if device.startswith(prefix):
-                return self._passes[name].at(t_ns)[1]
-        return self._gpu_passes[int(device.split("-")[1])].at(t_ns)[1]
+                return self._passes[name].passes_at(t_ns)[1]
+        return self._gpu_passes[int(device.split("-")[1])].passes_at(t_ns)[1]
 
     def _source(self, name: str, t_ns: int) -> SourceSample:
         counter = self._passes[name]
-        passes, beat_ns = counter.at(t_ns)
+        passes, beat_ns = counter.passes_at(t_ns)
         state = SourceState.OK if passes else SourceState.STARTING
         detail = ""
         if name in ("throttle", "cgroups", "pressure") or (name == "nvml" and not self.spec.gpus):
@@ -375,7 +375,7 @@ class Machine:
         return ((1 << self.spec.cpus_per_node) - 1) << node * self.spec.cpus_per_node
 
     def _gpu(self, gpu: int, t_ns: int) -> GpuSample:
-        passes, beat_ns = self._gpu_passes[gpu].at(t_ns)
+        passes, beat_ns = self._gpu_passes[gpu].passes_at(t_ns)
         call_ns, frozen = self._hanging.get(gpu, (None, None))
         readings = self.readings[gpu] if frozen is None else frozen
         status = NvmlReturnCode.UNINITIALIZED if self.nvml_process else self.status[gpu]
@@ -433,7 +433,7 @@ class Machine:
         gpus = self.spec.gpus
         return f"gpu-{target}" if target < gpus else f"cpus-{target - gpus}"
 
-    def _declared(self) -> list[DriverDevice]:
+    def _declared_devices(self) -> list[DriverDevice]:
         gpus = [
             DriverDevice(DRIVER, NODE, f"gpu-{gpu}", DeclaredGpuDevice(self.bus(gpu), "", -1, -1), 0)
             for gpu in range(self.spec.gpus)

@@ -61,14 +61,14 @@ def shrink(script: NodeScript, fails: Fails) -> NodeScript:
     at_s = fails(script)
     if at_s is None:
         return script
-    script = _until(script, at_s)
+    script = _cut_script(script, at_s)
     whole = script
     events = minimal_subset(whole.events, lambda kept: fails(replace(whole, events=tuple(kept))) is not None)
     script = replace(script, events=tuple(events))
     for smaller in (_smaller_machines, _earlier_events, _shorter_events):
         script = _first_that_fails(script, smaller, fails)
     at_s = fails(script)
-    return script if at_s is None else _until(script, at_s)
+    return script if at_s is None else _cut_script(script, at_s)
 
 
 def minimal_subset(items: Sequence[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
@@ -92,7 +92,7 @@ def minimal_subset(items: Sequence[T], is_enough: Callable[[list[T]], bool]) -> 
     return [] if len(kept) == 1 and is_enough([]) else kept
 
 
-def _until(script: NodeScript, at_s: float) -> NodeScript:
+def _cut_script(script: NodeScript, at_s: float) -> NodeScript:
     length = int(at_s) + TAIL_S
     events = tuple(event for event in script.events if event.at <= at_s)
     return replace(script, length=min(length, script.length), events=events)

@@ -351,7 +351,7 @@ class NodeRun:
         if not log.periods:
             return before
         newest = {change.device: change for change in before.changes}
-        present = {ref: one for ref, one in newest.items() if one.verdict != GONE}
+        present = {ref: last for ref, last in newest.items() if last.verdict != GONE}
         changes = (*before.changes, *log.changes_after(present))
         return StoredVerdicts((*before.periods, *log.periods.values()), changes)
 
@@ -412,8 +412,8 @@ class NodeRun:
             return
         kind = FAULT_KINDS[event.kind]
         self.result.kinds[kind.name] = self.result.kinds.get(kind.name, 0) + 1
-        same = [one for one in self._truth.faults if (one.kind, one.target) == (kind, event.target)]
-        if kind.cure == "itself" and any(one.end_ns is None for one in same):
+        same = [fault for fault in self._truth.faults if (fault.kind, fault.target) == (kind, event.target)]
+        if kind.cure == "itself" and any(fault.end_ns is None for fault in same):
             return  # the end of the first would be the end of both
         handler = {"gpu": self._gpu_event, "numa": self._numa_event, "node": self._node_event}.get(
             kind.target
@@ -598,7 +598,7 @@ class NodeRun:
                 self._restart_detection_limits()
             case "nvml-crash":
                 devices = [
-                    one for gpu in range(self._machine.spec.gpus) for one in self._machine.devices_of_gpu(gpu)
+                    dev for gpu in range(self._machine.spec.gpus) for dev in self._machine.devices_of_gpu(gpu)
                 ]
                 if not devices:
                     return
@@ -684,7 +684,7 @@ class NodeRun:
         self._slow_disks = 0
         self._stored_checkpoint = self._checkpoint
         scripted = len(self._script.events)
-        self._actions = [one for one in self._actions if one[0] > self._t_ns and one[1] <= scripted]
+        self._actions = [job for job in self._actions if job[0] > self._t_ns and job[1] <= scripted]
         heapq.heapify(self._actions)
         self._at(self._t_ns + lasts_s * NS, self._boot)
 

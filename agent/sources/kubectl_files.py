@@ -88,7 +88,7 @@ def parse_mixed_object_file(path: Path, content: FileContent, kind: str, now: In
     except ValueError as error:
         raise UsageError(f"file {path}: {error}; create it with: {_COMMANDS[kind]}") from None
     found = tuple(obj for obj, its_kind in objects if its_kind == kind)
-    others = tuple(one for one in objects if one[1] != kind)
+    others = tuple(pair for pair in objects if pair[1] != kind)
     if others and not found:
         counts = Counter(other[:64] or "without a kind" for _, other in others)
         held = ", ".join(f"{count} {other}" for other, count in sorted(counts.items()))
@@ -235,10 +235,10 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     name = get_text(config, "current-context", "")
     if not name:
         raise ValueError("current-context: is missing; choose one with: kubectl config use-context NAME")
-    context = _named(config, "contexts", "context", name)
-    cluster = _named(config, "clusters", "cluster", get_text(context, "cluster", "context"))
+    context = _find_named(config, "contexts", "context", name)
+    cluster = _find_named(config, "clusters", "cluster", get_text(context, "cluster", "context"))
     user_name = get_text(context, "user", "context")
-    user = _named(config, "users", "user", user_name) if user_name else {}
+    user = _find_named(config, "users", "user", user_name) if user_name else {}
     for key, kind in UNSUPPORTED.items():
         if user.get(key):
             raise ValueError(
@@ -252,7 +252,7 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     return ApiAccess(
         get_text(cluster, "server", "cluster"),
         ca_file=directory / ca_file if ca_file else None,
-        ca_data=_decoded(cluster, "certificate-authority-data").decode("ascii", "backslashreplace"),
+        ca_data=_decode_field(cluster, "certificate-authority-data").decode("ascii", "backslashreplace"),
         token_file=directory / token_file if token_file else None,
         token=get_text(user, "token", "user"),
         client_certificate=certificate,
@@ -262,7 +262,7 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     )
 
 
-def _named(config: JsonObject, section: str, key: str, name: str) -> JsonObject:
+def _find_named(config: JsonObject, section: str, key: str, name: str) -> JsonObject:
     """Return a named entry in a section of a kubeconfig.
 
     Args:
@@ -276,7 +276,7 @@ def _named(config: JsonObject, section: str, key: str, name: str) -> JsonObject:
     raise ValueError(f"section {section}: has no {key} named {name!r}")
 
 
-def _decoded(parent: JsonObject, key: str) -> bytes:
+def _decode_field(parent: JsonObject, key: str) -> bytes:
     try:
         return base64.b64decode(get_text(parent, key, ""), validate=True)
     except ValueError:
@@ -297,7 +297,7 @@ def _client_certificate(user: JsonObject, directory: Path) -> tuple[bytes, tuple
     """
     parts, files = [], []
     for key in ("client-certificate", "client-key"):
-        part = _decoded(user, f"{key}-data")
+        part = _decode_field(user, f"{key}-data")
         if not part and (name := get_text(user, key, "user")):
             try:
                 part = read_bounded(directory / name, KUBECONFIG_BYTES).data

@@ -277,7 +277,7 @@ def save_ledger(
     path = directory / LEDGER_FILE
     try:
         make_directory(directory)
-        with _locked(directory / LOCK):
+        with _lock_file(directory / LOCK):
             stored, problem = state_files.read_state_file(
                 path, SIZE_MAX, partial(_decode_ledger_of, driver), PrepareLedger()
             )
@@ -293,7 +293,7 @@ def save_ledger(
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock_file(path: Path) -> Iterator[None]:
     """Hold the lock of a driver's ledger file in a ``with`` block, so that other instances wait.
 
     The kernel releases the lock at process exit.

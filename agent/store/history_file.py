@@ -359,11 +359,11 @@ class HistoryFile:
 
         The lock of this object is held meanwhile, because an unusable file is renamed at the end.
         """
-        with self._lock, self._opened() as db:
+        with self._lock, self._open_database() as db:
             yield db
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _open_database(self) -> Iterator[sqlite3.Connection]:
         try:
             make_directory(self._path.parent)
             file = create_empty_file(self._path)

@@ -51,10 +51,10 @@ func (c cdiFiles) write(claim types.UID, grants []grant) ([]string, error) {
 	kind := c.driver + "/device"
 	spec := specs.Spec{Version: "0.6.0", Kind: kind}
 	var ids []string
-	for _, one := range grants {
-		request := strings.ReplaceAll(one.result.Request, "/", ".")
-		name := strings.Join([]string{string(claim), request, one.device.name}, "_")
-		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits(one)})
+	for _, grant := range grants {
+		request := strings.ReplaceAll(grant.result.Request, "/", ".")
+		name := strings.Join([]string{string(claim), request, grant.device.name}, "_")
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits(grant)})
 		ids = append(ids, kind+"="+name)
 	}
 	if spec.Devices == nil {

@@ -79,8 +79,8 @@ func (d *driver) prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([
 		grants = append(grants, grant{result, device, wanted})
 	}
 	if !d.cdi.has(claim.UID) {
-		for _, one := range grants {
-			if err := d.host.check(one.device, one.wanted); err != nil {
+		for _, grant := range grants {
+			if err := d.host.check(grant.device, grant.wanted); err != nil {
 				return nil, err
 			}
 		}
@@ -90,13 +90,13 @@ func (d *driver) prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([
 		return nil, drahealth.Doing(drahealth.OpCDI, err)
 	}
 	devices := make([]kubeletplugin.Device, len(grants))
-	for i, one := range grants {
+	for i, grant := range grants {
 		devices[i] = kubeletplugin.Device{
-			Requests:     []string{one.result.Request},
-			PoolName:     one.result.Pool,
-			DeviceName:   one.result.Device,
+			Requests:     []string{grant.result.Request},
+			PoolName:     grant.result.Pool,
+			DeviceName:   grant.result.Device,
 			CDIDeviceIDs: ids[i : i+1],
-			ShareID:      one.result.ShareID,
+			ShareID:      grant.result.ShareID,
 		}
 	}
 	return devices, nil

@@ -116,7 +116,7 @@ func TestPrepareIsIdempotent(t *testing.T) {
 }
 
 func TestPrepareErrorsHaveTheirClass(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		claim *resourceapi.ResourceClaim
 		shows []string
 	}{
@@ -133,12 +133,12 @@ func TestPrepareErrorsHaveTheirClass(t *testing.T) {
 		{claimOf(parametersOf("HugepagesParameters", `"pages": 9`), pages), []string{"class=bad-config", "9 pages of", "which has 8"}},
 	} {
 		d := newDriver(t)
-		devices, err := d.prepare(t.Context(), one.claim)
-		if err == nil || d.cdi.has(one.claim.UID) {
-			t.Errorf("%v was given %v", one.claim.Status.Allocation, devices)
+		devices, err := d.prepare(t.Context(), test.claim)
+		if err == nil || d.cdi.has(test.claim.UID) {
+			t.Errorf("%v was given %v", test.claim.Status.Allocation, devices)
 			continue
 		}
-		for _, part := range one.shows {
+		for _, part := range test.shows {
 			if !strings.Contains(evidence(err), part) {
 				t.Errorf("%q is not in\n%s", part, evidence(err))
 			}

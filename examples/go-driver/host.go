@@ -108,12 +108,12 @@ func (h *host) find(name string) *hostDevice {
 // it consists of.
 func (h *host) declared(pool string) []drahealth.Device {
 	var all []drahealth.Device
-	for _, one := range h.devices {
-		device := drahealth.Device{Name: one.name, Pool: pool}
-		if one.pages > 0 {
-			device.Part = drahealth.Hugepages{Size: one.size.String(), Pages: one.pages, NUMA: int(one.numa)}
+	for _, part := range h.devices {
+		device := drahealth.Device{Name: part.name, Pool: pool}
+		if part.pages > 0 {
+			device.Part = drahealth.Hugepages{Size: part.size.String(), Pages: part.pages, NUMA: int(part.numa)}
 		} else {
-			device.Part = drahealth.CPUs{List: one.cpus.String(), NUMA: new(int(one.numa))}
+			device.Part = drahealth.CPUs{List: part.cpus.String(), NUMA: new(int(part.numa))}
 		}
 		all = append(all, device)
 	}
@@ -123,28 +123,28 @@ func (h *host) declared(pool string) []drahealth.Device {
 // published returns the pool of the ResourceSlices, with these taints by device.
 func (h *host) published(taints map[string][]resourceapi.DeviceTaint) resourceslice.Pool {
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
-	for _, one := range h.devices {
+	for _, part := range h.devices {
 		last := &pool.Slices[len(pool.Slices)-1]
 		if len(last.Devices) == sliceDevices {
 			pool.Slices = append(pool.Slices, resourceslice.Slice{})
 			last = &pool.Slices[len(pool.Slices)-1]
 		}
-		kind, counted, number := "cpu", resourceapi.QualifiedName("cpus"), int64(one.cpus.Size())
+		kind, counted, number := "cpu", resourceapi.QualifiedName("cpus"), int64(part.cpus.Size())
 		attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"numaNode": {IntValue: &one.numa},
+			"numaNode": {IntValue: &part.numa},
 		}
-		if one.pages > 0 {
-			kind, counted, number = "hugepages", "pages", one.pages
-			attributes["pageSize"] = resourceapi.DeviceAttribute{StringValue: ptr.To(one.size.String())}
+		if part.pages > 0 {
+			kind, counted, number = "hugepages", "pages", part.pages
+			attributes["pageSize"] = resourceapi.DeviceAttribute{StringValue: ptr.To(part.size.String())}
 		}
 		attributes["kind"] = resourceapi.DeviceAttribute{StringValue: &kind}
 		last.Devices = append(last.Devices, resourceapi.Device{
-			Name:       one.name,
+			Name:       part.name,
 			Attributes: attributes,
 			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 				counted: {Value: *resource.NewQuantity(number, resource.DecimalSI)},
 			},
-			Taints: taints[one.name],
+			Taints: taints[part.name],
 		})
 	}
 	return pool

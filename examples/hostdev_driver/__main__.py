@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace, failed: Callable[[BaseException], None]) -
     api = None
     if options.kubeconfig or not options.claims:
         api = drahealth.ApiServer(drahealth.find_api_access(options.kubeconfig))
-    devices = [slice_device(one) for one in host.found.values()]
+    devices = [slice_device(device) for device in host.found.values()]
     slices = drahealth.SlicePublisher(api, monitor, devices) if api else nullcontext()
     claims = drahealth.ClaimReader(api, driver) if api and not options.claims else None
     server = drahealth.PluginServer(

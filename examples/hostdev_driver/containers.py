@@ -20,7 +20,7 @@ def devices_for(grants: Sequence[Grant]) -> list[drahealth.CdiDevice]:
     A container gets all devices of a request or none, and only one value of a variable that several devices
     set. So each device sets the variables of its whole request.
     """
-    return [_device(grant, [one for one in grants if one.request == grant.request]) for grant in grants]
+    return [_device(grant, [given for given in grants if given.request == grant.request]) for grant in grants]
 
 
 def _device(grant: Grant, of_request: Sequence[Grant]) -> drahealth.CdiDevice:

@@ -114,7 +114,7 @@ def taken_pages(holdings: Holdings, host: Host, size: str, numa: int) -> int:
     Raises:
         OSError: A count cannot be read.
     """
-    parts = (one.device.part for one in host.found.values())
+    parts = (part.device.part for part in host.found.values())
     offered = sum(
         part.pages
         for part in parts

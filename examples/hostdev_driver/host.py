@@ -85,12 +85,12 @@ class Host:
             *_cpu_devices(pool, hardware.cpus, cpus_each, reserved),
             *_gpu_devices(pool, hardware.gpus),
         ]
-        self.found = {one.device.name: one for one in found}
+        self.found = {part.device.name: part for part in found}
 
     @property
     def devices(self) -> list[drahealth.Device]:
         """Devices to publish and to monitor."""
-        return [one.device for one in self.found.values()]
+        return [part.device for part in self.found.values()]
 
     def find(self, device: drahealth.ClaimDevice) -> Found:
         """Return the device that is allocated to a claim.
@@ -104,7 +104,7 @@ class Host:
 
     def page_sizes(self) -> set[str]:
         """Return the sizes of offered hugepages."""
-        parts = (one.device.part for one in self.found.values())
+        parts = (part.device.part for part in self.found.values())
         return {part.size for part in parts if isinstance(part, drahealth.Hugepages)}
 
     def free_pages(self, size: str, numa: int) -> int:
@@ -243,7 +243,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
             ranges[-1][1:] = [cpu]
         else:
             ranges.append([cpu])
-    return ",".join("-".join(map(str, one)) for one in ranges)
+    return ",".join("-".join(map(str, span)) for span in ranges)
 
 
 # --- GPUs --------------------------------------------------------------------------------------------------

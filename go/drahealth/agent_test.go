@@ -84,8 +84,8 @@ func (a *fakeAgent) note(what string) {
 func (a *fakeAgent) count(what string) (number int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, one := range a.asked {
-		if one == what {
+	for _, call := range a.asked {
+		if call == what {
 			number++
 		}
 	}
@@ -161,11 +161,11 @@ func sendEvery(
 	pause time.Duration, lists ...*healthv1.NodeWatchResourcesResponse,
 ) func(grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
 	return func(stream grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
-		for _, one := range lists {
+		for _, list := range lists {
 			if !sleep(stream.Context(), pause) {
 				return nil
 			}
-			if err := stream.Send(one); err != nil {
+			if err := stream.Send(list); err != nil {
 				return err
 			}
 		}
@@ -174,7 +174,7 @@ func sendEvery(
 	}
 }
 
-func one(name string, health healthv1.HealthStatus, leaseS int64, message string) *healthv1.NodeWatchResourcesResponse {
+func listOf(name string, health healthv1.HealthStatus, leaseS int64, message string) *healthv1.NodeWatchResourcesResponse {
 	return &healthv1.NodeWatchResourcesResponse{Devices: []*healthv1.DeviceHealth{{
 		Device:                    &healthv1.DeviceIdentifier{PoolName: "node-1", DeviceName: name},
 		Health:                    health,
@@ -185,7 +185,7 @@ func one(name string, health healthv1.HealthStatus, leaseS int64, message string
 }
 
 func healthy(name string) *healthv1.NodeWatchResourcesResponse {
-	return one(name, healthv1.HealthStatus_HEALTHY, 30, "")
+	return listOf(name, healthv1.HealthStatus_HEALTHY, 30, "")
 }
 
 // reportedHealth is one device of a report to the kubelet, with the time of the report.
@@ -277,10 +277,10 @@ type journal[T any] struct {
 }
 
 // add appends one entry and returns the number of entries.
-func (j *journal[T]) add(one T) int {
+func (j *journal[T]) add(entry T) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.all = append(j.all, one)
+	j.all = append(j.all, entry)
 	return len(j.all)
 }
 

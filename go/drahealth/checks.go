@@ -112,8 +112,8 @@ type HealthCheck struct {
 // because for the agent earlier results may be about other hardware.
 //
 // A result has a lease of three periods and the timeout. If the driver, or the check, stops, its devices
-// become Unknown when the lease ends, and never stay Healthy. So they are while the agent has no result, and
-// with an agent that is too old for checks, of which OnError gets an error.
+// become Unknown when the lease ends. They are also Unknown until the agent has a result, and if the agent is
+// too old for checks; OnError gets an error then.
 func (c *Client) Check(check HealthCheck) error {
 	check.Timeout = cmp.Or(check.Timeout, check.Every)
 	if err := c.checks.add(check); err != nil {
@@ -232,9 +232,9 @@ func (c *Client) redeclare(devices []Device) {
 		return
 	}
 	wanted := make([][]*HealthCheck, len(given))
-	for i, one := range given { // without k.mu: Devices is the driver's, and may call the client
+	for i, offered := range given { // without k.mu: Devices is the driver's, and may call the client
 		for at := range all {
-			if check := &all[at]; check.Devices == nil || check.Devices(one) {
+			if check := &all[at]; check.Devices == nil || check.Devices(offered) {
 				wanted[i] = append(wanted[i], check)
 			}
 		}
@@ -251,17 +251,17 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 	k := c.checks
 	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices)), names: map[device]bool{}}
 	kept := map[checkKey]bool{}
-	for i, one := range devices {
-		message := messageOf(one)
-		name := device{one.Pool, one.Name}
-		waits := !reflect.DeepEqual(k.known[name], one.Part)
+	for i, offered := range devices {
+		message := messageOf(offered)
+		name := device{offered.Pool, offered.Name}
+		waits := !reflect.DeepEqual(k.known[name], offered.Part)
 		declared.names[name] = true
 		for _, check := range wanted[i] {
 			key := checkKey{check.Name, name}
 			message.Checks = append(message.Checks, check.Name)
 			kept[key] = true
 			run := k.runs[key]
-			if run != nil && !reflect.DeepEqual(run.device.Part, one.Part) {
+			if run != nil && !reflect.DeepEqual(run.device.Part, offered.Part) {
 				k.end(key) // a result about the former hardware must not count
 				run, waits = nil, true
 			}
@@ -271,7 +271,7 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 				k.runs[key] = run
 				c.inBackground(func() { c.runPeriodically(ctx, key, run) })
 			}
-			run.device, run.awaited = one, nil
+			run.device, run.awaited = offered, nil
 			if waits {
 				run.awaited = declared
 			}
@@ -568,8 +568,8 @@ func (c *Client) sendBatch(results []*pb.CheckResult) error {
 // A refused result becomes one without a result, with the agent's text, so that its device is Unknown.
 func (c *Client) sendEach(ctx context.Context, results []*pb.CheckResult, refusal error) error {
 	if len(results) > 1 {
-		for _, one := range results {
-			if err := c.sendBatch([]*pb.CheckResult{one}); err != nil {
+		for _, result := range results {
+			if err := c.sendBatch([]*pb.CheckResult{result}); err != nil {
 				return err
 			}
 		}
@@ -578,12 +578,12 @@ func (c *Client) sendEach(ctx context.Context, results []*pb.CheckResult, refusa
 	if c.checks.refused() {
 		c.complain(ctx, refusal, "the drahealth agent refused the result of a check")
 	}
-	one := results[0]
-	if _, again := one.GetOutcome().(*pb.CheckResult_NoResult); again {
+	result := results[0]
+	if _, again := result.GetOutcome().(*pb.CheckResult_NoResult); again {
 		return nil
 	}
 	text := "result refused: " + status.Convert(refusal).Message()
-	one.Outcome = &pb.CheckResult_NoResult{NoResult: cutBytes(oneLine(text), evidenceMax)}
+	result.Outcome = &pb.CheckResult_NoResult{NoResult: cutBytes(oneLine(text), evidenceMax)}
 	return c.sendBatch(results)
 }
 

@@ -30,23 +30,23 @@ func card(name string) Device { return Device{Name: name, Pool: "node-1"} }
 type reported struct{ journal[*pb.CheckResult] }
 
 func (r *reported) take(_ context.Context, request *pb.ReportChecksRequest) error {
-	for _, one := range request.GetResults() {
-		r.add(one)
+	for _, result := range request.GetResults() {
+		r.add(result)
 	}
 	return nil
 }
 
 // texts returns a line for each result.
 func (r *reported) texts() (lines []string) {
-	for _, one := range r.entries() {
+	for _, result := range r.entries() {
 		text := "no fault"
-		switch outcome := one.GetOutcome().(type) {
+		switch outcome := result.GetOutcome().(type) {
 		case *pb.CheckResult_NoResult:
 			text = outcome.NoResult
 		case *pb.CheckResult_Finding:
 			text = outcome.Finding.GetCode() + " " + outcome.Finding.GetEvidence()
 		}
-		lines = append(lines, fmt.Sprintf("%s %d: %s", one.GetDevice(), one.GetRun(), text))
+		lines = append(lines, fmt.Sprintf("%s %d: %s", result.GetDevice(), result.GetRun(), text))
 	}
 	return lines
 }
@@ -89,9 +89,9 @@ func TestCheckRunsOnEachDeviceAndItsResultsAreReported(t *testing.T) {
 		if want := []string{"bad 1: card.link link 2 is down", "good 1: no fault", "sick 1: no driver"}; !slices.Equal(got, want) {
 			t.Errorf("reported %q, not %q", got, want)
 		}
-		for _, one := range r.entries() {
-			if one.GetDevice() == "bad" {
-				one.AgeS = 0
+		for _, result := range r.entries() {
+			if result.GetDevice() == "bad" {
+				result.AgeS = 0
 				want := &pb.CheckResult{
 					Check: "link", Pool: "node-1", Device: "bad", EveryS: 10, LeaseS: 32, RaiseAfter: 1, Run: 1,
 					Outcome: &pb.CheckResult_Finding{Finding: &pb.CheckFinding{
@@ -100,15 +100,15 @@ func TestCheckRunsOnEachDeviceAndItsResultsAreReported(t *testing.T) {
 						Repair: pb.DeviceRepair_DEVICE_REPAIR_RESET_DEVICE,
 					}},
 				}
-				if !proto.Equal(one, want) {
-					t.Errorf("reported %v, not %v", one, want)
+				if !proto.Equal(result, want) {
+					t.Errorf("reported %v, not %v", result, want)
 				}
 			}
 		}
 		newest := declared.entries()[len(declared.entries())-1]
 		var checked []string
-		for _, one := range newest.GetDevices() {
-			checked = append(checked, one.GetName()+"="+strings.Join(one.GetChecks(), ","))
+		for _, device := range newest.GetDevices() {
+			checked = append(checked, device.GetName()+"="+strings.Join(device.GetChecks(), ","))
 		}
 		if want := []string{"good=link", "bad=link", "sick=link", "other="}; !slices.Equal(checked, want) {
 			t.Errorf("declared %q, not %q", checked, want)
@@ -277,8 +277,8 @@ func TestDevicesWithChecksAreUnknownWithAnAgentThatDoesNotKnowThem(t *testing.T)
 		k := startKubelet(ctx, c)
 		time.Sleep(5 * second)
 		newest := map[string]reportedHealth{}
-		for _, one := range k.received(t) {
-			newest[one.device] = one
+		for _, health := range k.received(t) {
+			newest[health.device] = health
 		}
 		if a, b := newest["a"], newest["b"]; a.health != kubeletplugin.HealthStatusUnknown || a.text != noChecks ||
 			b.health != kubeletplugin.HealthStatusHealthy {
@@ -291,8 +291,8 @@ func TestDevicesWithChecksAreUnknownWithAnAgentThatDoesNotKnowThem(t *testing.T)
 		a.stop()
 		a.start()
 		time.Sleep(5 * second)
-		for _, one := range k.received(t) {
-			newest[one.device] = one
+		for _, health := range k.received(t) {
+			newest[health.device] = health
 		}
 		if newest["a"].health != kubeletplugin.HealthStatusHealthy {
 			t.Errorf("after the agent's update the kubelet has %v", newest)
@@ -340,9 +340,9 @@ func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
 		k := startKubelet(ctx, c)
 		time.Sleep(25 * second)
 		var newest reportedHealth
-		for _, one := range k.received(t) {
-			if one.device == "a" {
-				newest = one
+		for _, health := range k.received(t) {
+			if health.device == "a" {
+				newest = health
 			}
 		}
 		if newest.health != kubeletplugin.HealthStatusUnknown || newest.text != noChecks || newest.lease != defaultLease {
@@ -356,7 +356,7 @@ func TestDevicesThatAnOldAgentRefusesMakeNoSilentAgent(t *testing.T) {
 		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
 			return status.Error(codes.InvalidArgument, "devices[0].part: not set, or unknown to this agent")
 		}
-		slow := one("cpu-node0", healthv1.HealthStatus_HEALTHY, 180, "")
+		slow := listOf("cpu-node0", healthv1.HealthStatus_HEALTHY, 180, "")
 		a.health = func(stream healthStream) error {
 			if err := stream.Send(slow); err != nil {
 				return err
@@ -386,7 +386,7 @@ func TestDevicesThatAnOldAgentRefusesMakeNoSilentAgent(t *testing.T) {
 
 func TestChangeOfOneDeviceDoesNotChangeOthersWithAnOldAgent(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		faulty := one("a", healthv1.HealthStatus_UNHEALTHY, 30, "cpu.offline")
+		faulty := listOf("a", healthv1.HealthStatus_UNHEALTHY, 30, "cpu.offline")
 		a.health = func(stream healthStream) error {
 			if err := stream.Send(faulty); err != nil {
 				return err
@@ -435,8 +435,8 @@ func TestRefusedResultBecomesNoResult(t *testing.T) {
 	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported
 		a.checks = func(ctx context.Context, request *pb.ReportChecksRequest) error {
-			for _, one := range request.GetResults() {
-				if one.GetFinding().GetCode() == "nodots" {
+			for _, result := range request.GetResults() {
+				if result.GetFinding().GetCode() == "nodots" {
 					return status.Error(codes.InvalidArgument, "finding code 'nodots' is not a dotted code")
 				}
 			}
@@ -524,14 +524,14 @@ func TestRemovedDeviceIsNoLongerChecked(t *testing.T) {
 // TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared covers a long period: without another run the device
 // would have no result until its end, because the agent ignores results from before the declaration.
 func TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		name  string
 		again func(*Client)
 	}{
 		{"changed", func(*Client) {}},
 		{"removed before", func(c *Client) { c.Declare() }},
 	} {
-		t.Run(one.name, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 				var r reported
 				a.checks = r.take
@@ -545,7 +545,7 @@ func TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared(t *testing.T) {
 				}})
 				c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}}, card("b"))
 				time.Sleep(5 * second)
-				one.again(c)
+				test.again(c)
 				time.Sleep(5 * second)
 				first := len(r.texts())
 				c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:02:00.0"}}, card("b"))

@@ -195,8 +195,8 @@ func (call *Call) Done(claim *resourceapi.ResourceClaim) {
 // Fail records that a claim was not prepared. more are errors with evidence that err does not wrap.
 func (call *Call) Fail(claim *resourceapi.ResourceClaim, err error, more ...error) {
 	var evidence []*pb.Evidence
-	for _, one := range more {
-		evidence = append(evidence, evidenceOf(one)...)
+	for _, further := range more {
+		evidence = append(evidence, evidenceOf(further)...)
 	}
 	evidence = append(evidence, evidenceOf(err)...)
 	evidence = evidence[:min(len(evidence), evidenceCount)]

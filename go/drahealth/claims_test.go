@@ -596,7 +596,7 @@ func TestEveryClassAndRepairOfTheMessagesHasAName(t *testing.T) {
 }
 
 func TestDevicesThatShareTheirFirstCDIIDAreLogged(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		devices []kubeletplugin.Device
 		want    int
 	}{
@@ -608,10 +608,10 @@ func TestDevicesThatShareTheirFirstCDIIDAreLogged(t *testing.T) {
 			var logged strings.Builder
 			ctx = klog.NewContext(ctx, funcr.New(func(_, line string) { logged.WriteString(line) }, funcr.Options{}))
 			_, _ = c.Prepare(ctx, claims("it"), func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-				return one.devices, nil
+				return test.devices, nil
 			})
-			if got := strings.Count(logged.String(), "same first CDI id"); got != one.want {
-				t.Errorf("devices %v: unexpected log: %s", one.devices, logged.String())
+			if got := strings.Count(logged.String(), "same first CDI id"); got != test.want {
+				t.Errorf("devices %v: unexpected log: %s", test.devices, logged.String())
 			}
 		})
 	}

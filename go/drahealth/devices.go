@@ -139,8 +139,8 @@ type declaration struct {
 
 // has reports whether a device is declared; all are without a declaration. A declared device without a pool has
 // any pool.
-func (d *declaration) has(one device) bool {
-	return d == nil || d.names[one] || d.names[device{"", one.name}]
+func (d *declaration) has(key device) bool {
+	return d == nil || d.names[key] || d.names[device{"", key.name}]
 }
 
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared

@@ -191,7 +191,7 @@ func TestMethodsOfClosedClientReturn(t *testing.T) {
 }
 
 func TestPartsOfDevicesAreDeclared(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		device Device
 		want   *pb.DeclaredDevice
 	}{
@@ -223,22 +223,22 @@ func TestPartsOfDevicesAreDeclared(t *testing.T) {
 		},
 		{Device{Name: "without part"}, &pb.DeclaredDevice{Name: "without part"}},
 	} {
-		if got := messageOf(one.device); !proto.Equal(got, one.want) {
-			t.Errorf("%v\n  is declared as %v\n  not %v", one.device, got, one.want)
+		if got := messageOf(test.device); !proto.Equal(got, test.want) {
+			t.Errorf("%v\n  is declared as %v\n  not %v", test.device, got, test.want)
 		}
 	}
 }
 
 func TestClientWithUnusableNameOrSocketIsRefused(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		driver, socket, want string
 	}{
 		{"", "", `driver name ""`},
 		{"GPU.example.com", "", "lower case"},
 		{driverName, "/" + strings.Repeat("x", 107), "108 bytes, limit 107"},
 	} {
-		if c, err := New(one.driver, Socket(one.socket)); c != nil || err == nil || !strings.Contains(err.Error(), one.want) {
-			t.Errorf("%v is not %q", err, one.want)
+		if c, err := New(test.driver, Socket(test.socket)); c != nil || err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v is not %q", err, test.want)
 		}
 	}
 }

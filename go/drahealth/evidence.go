@@ -162,8 +162,8 @@ func (e *nvmlError) NVMLReturn() int { return e.code }
 // one or several; an error that was formatted with %v instead of %w is text only.
 func Evidence(err error) []string {
 	var lines []string
-	for _, one := range evidenceOf(err) {
-		lines = append(lines, lineOf(one))
+	for _, piece := range evidenceOf(err) {
+		lines = append(lines, lineOf(piece))
 	}
 	return lines
 }
@@ -256,8 +256,8 @@ func (w *walk) errors(err error, at place) {
 	}
 	w.shown(err, at)
 	inner := within(err)
-	for _, one := range inner {
-		w.errors(one, at)
+	for _, wrapped := range inner {
+		w.errors(wrapped, at)
 	}
 	if len(inner) == 0 {
 		w.late(err, at)
@@ -273,8 +273,8 @@ func (w *walk) errors(err error, at place) {
 func within(err error) []error {
 	switch e := err.(type) {
 	case interface{ Unwrap() error }:
-		if one := e.Unwrap(); one != nil {
-			return []error{one}
+		if wrapped := e.Unwrap(); wrapped != nil {
+			return []error{wrapped}
 		}
 	case interface{ Unwrap() []error }:
 		return e.Unwrap()

@@ -31,8 +31,8 @@ func pathError(path string) error {
 
 // shown formats each piece of evidence as a short line.
 func shown(err error) (all []string) {
-	for _, one := range evidenceOf(err) {
-		switch kind := one.GetKind().(type) {
+	for _, piece := range evidenceOf(err) {
+		switch kind := piece.GetKind().(type) {
 		case *pb.Evidence_Errno:
 			e := kind.Errno
 			all = append(all, fmt.Sprintf("errno %d %d %s", e.GetNumber(), e.GetOperation(), e.GetPath()))
@@ -73,7 +73,7 @@ func TestEvidenceOfEachKindOfError(t *testing.T) {
 	_ = read.SetReadDeadline(time.Unix(1, 0))
 	_, late := read.Read(make([]byte, 1))
 
-	for _, one := range []struct {
+	for _, test := range []struct {
 		err  error
 		want string
 	}{
@@ -111,8 +111,8 @@ func TestEvidenceOfEachKindOfError(t *testing.T) {
 		{ForRequests(syscall.EBUSY, "a"), "errno 16 0 ; text"},
 		{Permanent("fpga.firmware", "%w and %w", syscall.EIO, syscall.EBUSY), `word 4 fpga.firmware "input/output error and device or resource busy"  0; errno 5 0 ; errno 16 0 ; text`},
 	} {
-		if got := strings.Join(shown(one.err), "; "); got != one.want {
-			t.Errorf("%v\n  shows %s\n  not   %s", one.err, got, one.want)
+		if got := strings.Join(shown(test.err), "; "); got != test.want {
+			t.Errorf("%v\n  shows %s\n  not   %s", test.err, got, test.want)
 		}
 	}
 }
@@ -132,7 +132,7 @@ func TestClassifiedErrorDoesNotChange(t *testing.T) {
 }
 
 func TestEvidenceLinesHaveAllValues(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		err  error
 		want string
 	}{
@@ -149,8 +149,8 @@ func TestEvidenceLinesHaveAllValues(t *testing.T) {
 		{ForRequests(Doing(OpConfig, errors.New("no JSON")), "a"), `decode-error by=decoder request=a text="no JSON"`},
 		{errors.New("bank is locked"), `text "bank is locked"`},
 	} {
-		if got := Evidence(one.err)[0]; got != one.want {
-			t.Errorf("%v\n  shows %s\n  not   %s", one.err, got, one.want)
+		if got := Evidence(test.err)[0]; got != test.want {
+			t.Errorf("%v\n  shows %s\n  not   %s", test.err, got, test.want)
 		}
 	}
 }
@@ -170,8 +170,8 @@ func TestEvidenceIsWithinTheAgentsLimits(t *testing.T) {
 	if len(evidence) != evidenceCount || evidence[evidenceCount-1].GetText() == "" {
 		t.Errorf("%d pieces, the last is %v", len(evidence), evidence[len(evidence)-1])
 	}
-	for _, one := range evidence {
-		for _, text := range []string{one.GetErrno().GetPath(), one.GetErrno().GetText(), one.GetText()} {
+	for _, piece := range evidence {
+		for _, text := range []string{piece.GetErrno().GetPath(), piece.GetErrno().GetText(), piece.GetText()} {
 			if len(text) > evidenceMax || !utf8.ValidString(text) {
 				t.Errorf("the text has %d bytes", len(text))
 			}

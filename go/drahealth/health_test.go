@@ -35,7 +35,7 @@ type healthStream = grpc.ServerStreamingServer[healthv1.NodeWatchResourcesRespon
 
 func TestAgentsListsAreForwardedUnchanged(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = sendLists(one("a", healthv1.HealthStatus_UNHEALTHY, 60, "worn out"), one("b", 7, 1<<50, ""))
+		a.health = sendLists(listOf("a", healthv1.HealthStatus_UNHEALTHY, 60, "worn out"), listOf("b", 7, 1<<50, ""))
 		a.start()
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		go func() { _ = c.WatchHealthStatus(ctx, reports) }()
@@ -86,7 +86,7 @@ func TestDeclaredDevicesAreUnknownAtOnceWithoutAgent(t *testing.T) {
 func TestDevicesAreUnknownUntilAStoppedAgentIsBack(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		c.Declare(cpu("a"), cpu("never reported"))
-		a.health = sendLists(one("a", healthv1.HealthStatus_HEALTHY, 9, ""))
+		a.health = sendLists(listOf("a", healthv1.HealthStatus_HEALTHY, 9, ""))
 		a.start()
 		k := startKubelet(ctx, c)
 		k.expect(t, reportedHealth{0, "a", isHealthy, "", 9 * second})
@@ -151,7 +151,7 @@ func TestHealthStreamThatKeepsEndingIsReopenedWithPauses(t *testing.T) {
 
 func TestSilentAgentCountsAsAbsentBeforeALeaseExpires(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = sendLists(one("slow", healthv1.HealthStatus_HEALTHY, 180, ""), healthy("a"))
+		a.health = sendLists(listOf("slow", healthv1.HealthStatus_HEALTHY, 180, ""), healthy("a"))
 		a.start()
 		k := startKubelet(ctx, c)
 		time.Sleep(14 * second)
@@ -163,7 +163,7 @@ func TestSilentAgentCountsAsAbsentBeforeALeaseExpires(t *testing.T) {
 
 func TestDeviceMissingInListsMakesNoSilentAgent(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		slow := one("slow", healthv1.HealthStatus_HEALTHY, 180, "")
+		slow := listOf("slow", healthv1.HealthStatus_HEALTHY, 180, "")
 		a.health = func(stream healthStream) error {
 			if a.count("health") == 1 {
 				return stream.Send(healthy("gone"))
@@ -178,9 +178,9 @@ func TestDeviceMissingInListsMakesNoSilentAgent(t *testing.T) {
 		time.Sleep(5 * second)
 		k.received(t)
 		time.Sleep(180 * second)
-		for _, one := range k.received(t) {
-			if one.health != isHealthy {
-				t.Errorf("unexpected value: %v", one)
+		for _, health := range k.received(t) {
+			if health.health != isHealthy {
+				t.Errorf("unexpected value: %v", health)
 			}
 		}
 	})
@@ -243,8 +243,8 @@ func TestOtherLeasesOnAStreamMakeNoSilentAgent(t *testing.T) {
 		declare func(*Client)
 		next    *healthv1.NodeWatchResourcesResponse
 	}{
-		{"the agent's configuration has a longer lease", func(*Client) {}, one("a", healthv1.HealthStatus_HEALTHY, 180, "")},
-		{"a device with a short lease is removed", func(c *Client) { c.Declare(cpu("b")) }, one("b", healthv1.HealthStatus_HEALTHY, 180, "")},
+		{"the agent's configuration has a longer lease", func(*Client) {}, listOf("a", healthv1.HealthStatus_HEALTHY, 180, "")},
+		{"a device with a short lease is removed", func(c *Client) { c.Declare(cpu("b")) }, listOf("b", healthv1.HealthStatus_HEALTHY, 180, "")},
 	} {
 		t.Run(other.name, func(t *testing.T) {
 			withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
@@ -318,7 +318,7 @@ func TestAgentAfterSilenceCountsFromItsSecondList(t *testing.T) {
 			if a.count("health") == 1 {
 				return sendLists(healthy("a"))(stream)
 			}
-			return sendEvery(10*second, one("b", healthv1.HealthStatus_UNHEALTHY, 30, "broken"), healthy("a"))(stream)
+			return sendEvery(10*second, listOf("b", healthv1.HealthStatus_UNHEALTHY, 30, "broken"), healthy("a"))(stream)
 		}
 		a.start()
 		k := startKubelet(ctx, c)
@@ -328,7 +328,7 @@ func TestAgentAfterSilenceCountsFromItsSecondList(t *testing.T) {
 		if last[0].device != "b" || last[0].text != "broken" || last[1].device != "a" || last[1].health != isHealthy {
 			t.Errorf("unexpected result: %v", got)
 		}
-		if !slices.ContainsFunc(got, func(one reportedHealth) bool { return one.text == silent }) {
+		if !slices.ContainsFunc(got, func(health reportedHealth) bool { return health.text == silent }) {
 			t.Errorf("unexpected result: %v", got)
 		}
 	})
@@ -399,17 +399,17 @@ func TestHealthIsForwardedWhileDeclarationFails(t *testing.T) {
 		}
 		a.start()
 		c.Declare(cpu("a"))
-		one, other := startKubelet(ctx, c), startKubelet(ctx, c)
+		first, other := startKubelet(ctx, c), startKubelet(ctx, c)
 		go c.WatchTaints(ctx, func(context.Context, Taints) error { return nil })
 		time.Sleep(syncTimeout + time.Millisecond)
-		for _, k := range []*kubelet{one, other} {
+		for _, k := range []*kubelet{first, other} {
 			if got := k.received(t); len(got) == 0 || got[len(got)-1].health != isHealthy {
 				t.Errorf("unexpected result: %v", got)
 			}
 		}
 		time.Sleep(5 * time.Minute)
-		for _, k := range []*kubelet{one, other} {
-			if slices.ContainsFunc(k.received(t), func(one reportedHealth) bool { return one.health != isHealthy }) {
+		for _, k := range []*kubelet{first, other} {
+			if slices.ContainsFunc(k.received(t), func(health reportedHealth) bool { return health.health != isHealthy }) {
 				t.Error("a refused declaration changed the health")
 			}
 		}
@@ -446,7 +446,7 @@ func TestSlowKubeletMakesNoSilentAgent(t *testing.T) {
 	})
 }
 
-// Tests on real sockets and the real clock, for behavior of the kernel.
+// Tests on real sockets and the real clock, for the behaviour of the kernel.
 
 func TestSocketWithoutListenerIsNoConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
@@ -509,9 +509,9 @@ func TestDeviceOfAnAgentThatNeverAnsweredHasTheDefaultLease(t *testing.T) {
 		c.Declare(card("a"))
 		k := startKubelet(ctx, c)
 		time.Sleep(5 * second)
-		for _, one := range k.received(t) {
-			if one.lease != defaultLease { // 0 would be another lease than the agent's: a change at the kubelet
-				t.Errorf("the kubelet received %v", one)
+		for _, health := range k.received(t) {
+			if health.lease != defaultLease { // 0 would be another lease than the agent's: a change at the kubelet
+				t.Errorf("the kubelet received %v", health)
 			}
 		}
 	})

@@ -43,7 +43,7 @@ func fetch(ctx context.Context, c *Client, err error) error {
 
 func TestFailedFetchOfAClaimHasTheAgentsText(t *testing.T) {
 	claims := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
-	for _, one := range []struct {
+	for _, test := range []struct {
 		err    error
 		status int64
 	}{
@@ -58,14 +58,14 @@ func TestFailedFetchOfAClaimHasTheAgentsText(t *testing.T) {
 				return &pb.ClassifyReply{Verdict: &pb.PrepareVerdict{Text: "[class=transient]"}}, nil
 			}
 			a.start()
-			err := fetch(ctx, c, one.err)
-			if err == nil || err.Error() != "[class=transient]" || asked[0].GetHttp().GetStatus() != one.status {
-				t.Errorf("error %v, not %v, after the calls %v", err, one.err, asked)
+			err := fetch(ctx, c, test.err)
+			if err == nil || err.Error() != "[class=transient]" || asked[0].GetHttp().GetStatus() != test.status {
+				t.Errorf("error %v, not %v, after the calls %v", err, test.err, asked)
 			}
 			if apierrors.IsNotFound(err) {
 				t.Errorf("the helper fetches the claim again: %v", err)
 			}
-			if one.status == 0 && (!errors.Is(err, syscall.ECONNREFUSED) || asked[0].GetErrno().GetOperation() != pb.Operation(OpAPI)) {
+			if test.status == 0 && (!errors.Is(err, syscall.ECONNREFUSED) || asked[0].GetErrno().GetOperation() != pb.Operation(OpAPI)) {
 				t.Errorf("error %v after the calls %v", err, asked)
 			}
 		})

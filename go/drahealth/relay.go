@@ -70,9 +70,9 @@ func (s *relay) received(got list, declared *declaration, now time.Time) [][]kub
 	if got.first {
 		s.began, s.listed = now, map[device]bool{}
 	}
-	for _, one := range got.devices {
-		key := device{one.PoolName, one.DeviceName}
-		s.leases[key], s.listed[key] = one.HealthCheckTimeout, true
+	for _, reported := range got.devices {
+		key := device{reported.PoolName, reported.DeviceName}
+		s.leases[key], s.listed[key] = reported.HealthCheckTimeout, true
 	}
 	s.lease = s.smallestLease(declared)
 	s.quiet = now
@@ -150,10 +150,10 @@ func (s *relay) busy(time time.Duration) { s.quiet = s.quiet.Add(time) }
 // unknown returns all devices that the kubelet may have a state of, as Unknown.
 func (s *relay) unknown(declared *declaration, now time.Time) [][]kubeletplugin.DeviceHealth {
 	if declared != nil {
-		for _, one := range declared.devices {
-			key := device{one.GetPool(), one.GetName()}
+		for _, known := range declared.devices {
+			key := device{known.GetPool(), known.GetName()}
 			if _, reported := s.leases[key]; !reported && key.pool != "" {
-				s.leases[key] = cmp.Or(seconds(one.GetLeaseS()), defaultLease) // a lease that changes is a change
+				s.leases[key] = cmp.Or(seconds(known.GetLeaseS()), defaultLease) // a lease that changes is a change
 			}
 		}
 	}

@@ -73,15 +73,15 @@ func (c *Client) report(
 	}
 	failed := slices.ContainsFunc(outcomes, func(o *pb.PrepareOutcome) bool { return o.GetFailed() })
 	away := c.absent()
-	one := &report{time.Now().Add(reportTimeout), step, outcomes, make(chan map[string]*pb.ClaimAnswer, 1)}
-	c.enqueue(one)
+	batch := &report{time.Now().Add(reportTimeout), step, outcomes, make(chan map[string]*pb.ClaimAnswer, 1)}
+	c.enqueue(batch)
 	if !failed || away {
 		return nil
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
-	case answers := <-one.answers:
+	case answers := <-batch.answers:
 		return answers
 	case <-timer.C:
 		c.doubt(doubtTime)
@@ -92,21 +92,21 @@ func (c *Client) report(
 
 // enqueue queues a report and removes older results of the same step and claims from the queue. Results of
 // the other step stay: the agent remembers a failed prepare until its claim is prepared again.
-func (c *Client) enqueue(one *report) {
+func (c *Client) enqueue(batch *report) {
 	r := &c.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, older := range r.waiting {
-		if older.step != one.step {
+		if older.step != batch.step {
 			continue
 		}
 		older.outcomes = slices.DeleteFunc(older.outcomes, func(was *pb.PrepareOutcome) bool {
-			return slices.ContainsFunc(one.outcomes, func(is *pb.PrepareOutcome) bool {
+			return slices.ContainsFunc(batch.outcomes, func(is *pb.PrepareOutcome) bool {
 				return is.GetClaim().GetUid() == was.GetClaim().GetUid()
 			})
 		})
 	}
-	r.waiting = append(r.waiting, one)
+	r.waiting = append(r.waiting, batch)
 	if len(r.waiting) > reportsMax {
 		r.lost += int64(len(r.waiting[0].outcomes))
 		r.waiting = r.waiting[1:]
@@ -128,12 +128,12 @@ func (c *Client) sendReports() {
 			r.mu.Unlock()
 			return
 		}
-		one := r.waiting[0]
+		batch := r.waiting[0]
 		r.waiting = r.waiting[1:]
 		r.mu.Unlock()
-		if !c.send(one) {
+		if !c.send(batch) {
 			r.mu.Lock()
-			r.lost += int64(len(one.outcomes))
+			r.lost += int64(len(batch.outcomes))
 			r.mu.Unlock()
 		}
 	}
@@ -142,14 +142,14 @@ func (c *Client) sendReports() {
 // send delivers a report before it expires. It returns true if the agent has accepted the report or
 // does not support reports. If the agent stops during the call, the report is sent again to the next
 // agent, because the first may not have stored it.
-func (c *Client) send(one *report) bool {
-	defer close(one.answers)
-	if len(one.outcomes) == 0 {
+func (c *Client) send(batch *report) bool {
+	defer close(batch.answers)
+	if len(batch.outcomes) == 0 {
 		return true
 	}
-	ctx, cancel := context.WithDeadline(c.background, one.until)
+	ctx, cancel := context.WithDeadline(c.background, batch.until)
 	defer cancel()
-	request := &pb.ReportPrepareRequest{Step: one.step, Outcomes: one.outcomes}
+	request := &pb.ReportPrepareRequest{Step: batch.step, Outcomes: batch.outcomes}
 	began := time.Now()
 	reply, err := c.link.ReportPrepare(ctx, request, grpc.WaitForReady(true))
 	if status.Code(err) == codes.Unavailable {
@@ -159,7 +159,7 @@ func (c *Client) send(one *report) bool {
 	switch status.Code(err) {
 	case codes.OK:
 		c.doubt(0)
-		one.answers <- byUID(reply.GetAnswers())
+		batch.answers <- byUID(reply.GetAnswers())
 		return true
 	case codes.Unimplemented:
 		return true

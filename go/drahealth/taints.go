@@ -145,9 +145,9 @@ func taintsOf(message *pb.DeviceTaints) Taints {
 	all := Taints{}
 	for _, entry := range message.GetDevices() {
 		taints := make([]resourceapi.DeviceTaint, 0, len(entry.GetTaints()))
-		for _, one := range entry.GetTaints() {
-			taint := resourceapi.DeviceTaint{Key: one.GetKey(), Value: one.GetValue(), Effect: effectOf(one.GetEffect())}
-			if at := one.GetTimeAddedS(); at > 0 {
+		for _, sent := range entry.GetTaints() {
+			taint := resourceapi.DeviceTaint{Key: sent.GetKey(), Value: sent.GetValue(), Effect: effectOf(sent.GetEffect())}
+			if at := sent.GetTimeAddedS(); at > 0 {
 				taint.TimeAdded = &metav1.Time{Time: time.Unix(at, 0)}
 			}
 			taints = append(taints, taint)

@@ -123,7 +123,7 @@ enum fake_fate {
     X(FABRIC_HEALTH, "fabric.health", FAKE_KEPT, 0x1aa) \
     X(FABRIC_SUMMARY, "fabric.summary", FAKE_KEPT, 1)
 
-/* The same for one NVLink, in a scenario nvlink.<link>.<name>. Those after ecc_data exist since NVLink 5. */
+/* Quantities of one NVLink, in a scenario nvlink.<link>.<name>. Rows after ecc_data exist since NVLink 5. */
 #define FAKE_LINK_QUANTITIES(X) \
     X(STATE, "state", FAKE_KEPT, 1) \
     X(SPEED, "speed", FAKE_KEPT, 26562) \

@@ -3,7 +3,7 @@
  * failure.
  *
  * A handle is no pointer but encodes its GPU or MIG device, the driver load and the partitioning. So a void
- * handle is recognised, and never dereferenced.
+ * handle is recognized, and never dereferenced.
  */
 #include "fake.h"
 

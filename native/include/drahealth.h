@@ -299,8 +299,8 @@ int dh_sampler_pass(struct dh_sampler *s);
 
 /* The system calls of dh_sampler_lower_bound(). */
 enum dh_bare {
-    DH_BARE_PASS,  /* those of a pass without a sweep */
-    DH_BARE_SWEEP, /* and those of one whole sweep: pread for files whose descriptors stay open; openat, read
+    DH_BARE_PASS,  /* system calls of a pass without a sweep */
+    DH_BARE_SWEEP, /* system calls of a whole sweep: pread for files whose descriptors stay open; openat, read
                       and close for others */
     DH_BARE_OPENS, /* as DH_BARE_SWEEP, with openat, read and close for all files */
     DH_BARE_NUM
@@ -723,7 +723,7 @@ struct dh_gpus_options {
     uint64_t period_ns;        /* time between two passes over a GPU: 10 ms to 1 h */
     uint64_t slow_ns;          /* time between two reads of the slow fields; at least period_ns */
     uint64_t deadline_ns;      /* a call of a GPU's thread that takes longer is overdue: 10 ms to 10 min */
-    uint64_t open_deadline_ns; /* the same for calls that initialize the library: nvmlInit, handles */
+    uint64_t open_deadline_ns; /* deadline_ns of calls that initialize the library: nvmlInit, handles */
     uint64_t retry_ns;         /* time between two attempts to load and initialize the library: 100 ms to 1 h */
     uint64_t cpu_budget_ns;    /* CPU time per second of all passes together; a pass over a GPU is delayed, by up
                                   to 10 s, until the passes keep within it. 0: no limit */

@@ -239,7 +239,7 @@ static inline struct dh_caller *gx_caller(struct gx *g, uint32_t index)
     return &dh_gpu_slot_at(g->w, index)->caller;
 }
 
-/* Whether a thread is in a call that was counted as overdue. Under the lock. */
+/* Return whether a thread is in a call that was counted as overdue. Under the lock. */
 static inline bool gx_is_overdue(struct gx *g, struct dh_caller *c)
 {
     bool is_overdue;

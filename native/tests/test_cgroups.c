@@ -265,7 +265,7 @@ static void test_group_may_leave_one_hierarchy_and_return(void)
     machine_clear();
 }
 
-static void test_kubelet_cgroup_names_are_all_recognised(void)
+static void test_kubelet_cgroup_names_are_all_recognized(void)
 {
     static const struct {
         const char *root, *pod, *container;
@@ -1200,7 +1200,7 @@ int main(void)
     test_hierarchy_unopenable_fails_the_source();
     test_v2_next_to_v1_supplies_the_missing_controllers();
     test_group_may_leave_one_hierarchy_and_return();
-    test_kubelet_cgroup_names_are_all_recognised();
+    test_kubelet_cgroup_names_are_all_recognized();
     test_group_path_too_long_fails_the_source();
     test_groups_outside_kubepods_are_ignored();
     test_kubepods_created_later_is_found();

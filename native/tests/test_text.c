@@ -14,7 +14,7 @@
 #define HEX63 "f4a9c0d7be1825566aa77bb88cc99dd00ee11ff22003344556677889900aabb"
 #define HEX64 "3" HEX63
 
-static void test_u64(void)
+static void test_u64_is_parsed_or_refused(void)
 {
     static const struct {
         const char *text;
@@ -63,7 +63,7 @@ static void test_u64(void)
     check_row = "";
 }
 
-static void test_limit(void)
+static void test_limit_of_whole_pages_is_no_limit(void)
 {
     const uint64_t top = UINT64_C(1) << 63, gib = UINT64_C(1) << 30;
 
@@ -78,7 +78,7 @@ static void test_limit(void)
     CHECK_U64(dh_text_limit(top - 16 * gib - 1), top - 16 * gib - 1);
 }
 
-static void test_quota(void)
+static void test_quota_is_parsed_or_refused(void)
 {
     static const struct {
         const char *text;
@@ -107,7 +107,7 @@ static void test_quota(void)
     check_row = "";
 }
 
-static void test_cpu_max(void)
+static void test_cpu_max_is_parsed_or_refused(void)
 {
     static const struct {
         const char *text;
@@ -140,7 +140,7 @@ static void test_cpu_max(void)
     check_row = "";
 }
 
-static void test_cpus(void)
+static void test_cpu_list_is_parsed_or_refused(void)
 {
     static const struct {
         const char *text;
@@ -251,7 +251,7 @@ static void check_keys(const struct key_row *row)
     free(text);
 }
 
-static void test_keys(void)
+static void test_values_of_keys_are_found(void)
 {
     static const struct key_row rows[] = {
         {TEXT(cpu_stat_v1), 3, {KEY("nr_periods"), KEY("nr_throttled"), KEY("throttled_time")},
@@ -320,7 +320,7 @@ static void test_digest_differs_for_each_change_of_a_byte(void)
     CHECK(dh_text_digest("\0\0", 2) != dh_text_digest("\0", 1));
 }
 
-static void test_pressure(void)
+static void test_pressure_is_parsed_or_refused(void)
 {
     static const struct {
         const char *text;
@@ -362,7 +362,7 @@ static void test_pressure(void)
     check_row = "";
 }
 
-static void test_kib(void)
+static void test_kib_is_parsed_or_refused(void)
 {
     static const struct {
         const char *text;
@@ -405,7 +405,7 @@ static void test_kib(void)
     check_row = "";
 }
 
-static void test_numbered(void)
+static void test_numbered_name_is_parsed_or_refused(void)
 {
     static const struct {
         const char *name;
@@ -442,7 +442,7 @@ static void test_numbered(void)
     check_row = "";
 }
 
-static void test_hugepage_dir(void)
+static void test_hugepage_directory_has_its_page_size(void)
 {
     static const struct {
         const char *name;
@@ -482,7 +482,7 @@ static void test_hugepage_dir(void)
     check_row = "";
 }
 
-static void test_hugetlb(void)
+static void test_page_size_has_the_name_of_hugetlb_files(void)
 {
     static const struct {
         uint64_t kib;
@@ -525,7 +525,7 @@ struct name_row {
     const char *want; /* NULL: not such a name */
 };
 
-static void test_pod(void)
+static void test_pod_is_recognized_by_its_cgroup_name(void)
 {
     static const struct name_row rows[] = {
         {TEXT("pod" UID), UID},
@@ -588,7 +588,7 @@ static void test_pod(void)
     check_row = "";
 }
 
-static void test_container(void)
+static void test_container_is_recognized_by_its_cgroup_name(void)
 {
     static const struct name_row rows[] = {
         {TEXT(HEX64), HEX64},
@@ -656,8 +656,8 @@ static void test_container(void)
     check_row = "";
 }
 
-/* Every prefix of a text, given to every parser: a result or an error, but never a read behind the end. */
-static void test_every_prefix(void)
+/* Each parser gets each prefix of a text: it returns a result or an error, and reads no byte behind the end. */
+static void test_parsers_never_read_behind_a_prefix(void)
 {
     static const struct {
         const char *text;
@@ -709,20 +709,20 @@ static void test_every_prefix(void)
 
 int main(void)
 {
-    test_u64();
-    test_limit();
-    test_quota();
-    test_cpu_max();
-    test_cpus();
-    test_keys();
+    test_u64_is_parsed_or_refused();
+    test_limit_of_whole_pages_is_no_limit();
+    test_quota_is_parsed_or_refused();
+    test_cpu_max_is_parsed_or_refused();
+    test_cpu_list_is_parsed_or_refused();
+    test_values_of_keys_are_found();
     test_digest_differs_for_each_change_of_a_byte();
-    test_pressure();
-    test_kib();
-    test_numbered();
-    test_hugepage_dir();
-    test_hugetlb();
-    test_pod();
-    test_container();
-    test_every_prefix();
+    test_pressure_is_parsed_or_refused();
+    test_kib_is_parsed_or_refused();
+    test_numbered_name_is_parsed_or_refused();
+    test_hugepage_directory_has_its_page_size();
+    test_page_size_has_the_name_of_hugetlb_files();
+    test_pod_is_recognized_by_its_cgroup_name();
+    test_container_is_recognized_by_its_cgroup_name();
+    test_parsers_never_read_behind_a_prefix();
     return check_done("test_text");
 }

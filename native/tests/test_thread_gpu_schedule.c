@@ -34,7 +34,7 @@ static bool is_running(struct gx *g, uint32_t index)
     return running;
 }
 
-/* Whether the next passes of all GPUs are due at one multiple of the period. */
+/* Return whether the next passes of all GPUs are due at one multiple of the period. */
 static bool are_aligned(struct gx *g, uint32_t gpus)
 {
     bool aligned = true;

@@ -17,14 +17,14 @@ HEALTH_V1, HEALTH_V1ALPHA1 = SERVICES[2:]
 
 @fails("health.v1", also={"health.v1alpha1": "fail", "registration.health": "warn"})
 class AdvertisesUnservedHealth(Driver):
-    """Advertises both services, and serves neither."""
+    """Driver that advertises both services, and serves neither."""
 
     health_versions = ()
 
 
 @fails("health.v1", also={"health.v1alpha1": "fail", "registration.health": "warn"})
 class ServesNoHealth(Driver):
-    """Neither advertises nor serves health, as old drivers."""
+    """Driver that neither advertises nor serves health, as old drivers."""
 
     health_versions = ()
     services = PLUGIN_SERVICES
@@ -32,7 +32,7 @@ class ServesNoHealth(Driver):
 
 @warns("health.v1", also={"registration.health": "warn"})
 class ServesV1alpha1Only(Driver):
-    """Was written for kubelet 1.34."""
+    """Driver that was written for kubelet 1.34."""
 
     health_versions = ("v1alpha1",)
     services = (*PLUGIN_SERVICES, HEALTH_V1ALPHA1)
@@ -40,7 +40,7 @@ class ServesV1alpha1Only(Driver):
 
 @fails("health.v1alpha1")
 class ServesV1Only(Driver):
-    """Was written for kubelet 1.37."""
+    """Driver that was written for kubelet 1.37."""
 
     health_versions = ("v1",)
     services = (*PLUGIN_SERVICES, HEALTH_V1)
@@ -48,7 +48,7 @@ class ServesV1Only(Driver):
 
 @warns("health.unavailable")
 class UnavailableAtFirst(Driver):
-    """Answers before its backend has started."""
+    """Driver that answers before its backend has started."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         if stream.opened == 0:
@@ -58,7 +58,7 @@ class UnavailableAtFirst(Driver):
 
 @fails("health.unavailable")
 class AlwaysUnavailable(Driver):
-    """Has a backend that does not start."""
+    """Driver that has a backend that does not start."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -69,7 +69,7 @@ class AlwaysUnavailable(Driver):
 
 @fails("health.unavailable")
 class AlwaysInternalError(AlwaysUnavailable):
-    """Has a bug in every stream."""
+    """Driver that has a bug in every stream."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -86,7 +86,7 @@ class _Anything(grpc.GenericRpcHandler):
 
 @warns("health.unknown_method")
 class AnswersUnknownMethods(Driver):
-    """Answers unknown methods with INTERNAL."""
+    """Driver that answers unknown methods with INTERNAL."""
 
     def health_handlers(self) -> list[grpc.GenericRpcHandler]:
         return [*super().health_handlers(), _Anything()]
@@ -97,7 +97,7 @@ class AnswersUnknownMethods(Driver):
 
 @fails("health.first_list")
 class SendsNoList(Driver):
-    """Opens the stream, and sends nothing."""
+    """Driver that opens the stream, and sends nothing."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         stream.wait_closed()
@@ -107,7 +107,7 @@ class SendsNoList(Driver):
 
 @warns("health.first_list", also={"health.reconnect": "warn"}, for_s=6)
 class FirstListAfterDelay(Driver):
-    """Checks its devices only when a stream opens, which takes a while."""
+    """Driver that checks its devices only when a stream opens, which takes a while."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         if stream.wait(1.5):
@@ -116,7 +116,7 @@ class FirstListAfterDelay(Driver):
 
 @warns("health.whole", for_s=4)
 class SecondDeviceLater(Driver):
-    """Has a heartbeat per device, of which the second begins later."""
+    """Driver that has a heartbeat per device, of which the second begins later."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         return super().devices(stream, lists)[: 1 if stream.age_s < 2 else 2]
@@ -124,7 +124,7 @@ class SecondDeviceLater(Driver):
 
 @fails("health.heartbeat", for_s=5)
 class SendsOneList(Driver):
-    """Sends a list only after a change."""
+    """Driver that sends a list only after a change."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         yield health_list([ListedDevice(lease_s=3)])
@@ -133,7 +133,7 @@ class SendsOneList(Driver):
 
 @fails("health.heartbeat", for_s=5)
 class OmitsADevice(Driver):
-    """Omits the second device from every list but the first."""
+    """Driver that omits the second device from every list but the first."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         both = [ListedDevice(b"gpu-0", lease_s=3), ListedDevice(b"gpu-1", lease_s=3)]
@@ -142,7 +142,7 @@ class OmitsADevice(Driver):
 
 @warns("health.heartbeat", for_s=5)
 class HeartbeatCloseToLease(Driver):
-    """Loses the lease with a single lost heartbeat."""
+    """Driver that loses the lease with a single lost heartbeat."""
 
     heartbeat_s = 3.5
 
@@ -152,17 +152,17 @@ class HeartbeatCloseToLease(Driver):
 
 @warns("health.rate")
 class SendsTooOften(Driver):
-    """Sends two hundred lists a second, or as many as it can."""
+    """Driver that sends two hundred lists a second, or as many as it can."""
 
     heartbeat_s = 0.005
 
 
-# --- ends ---------------------------------------------------------------------------------------------------
+# --- end of streams and connections -------------------------------------------------------------------------
 
 
 @fails("health.ends")
 class EndsStreams(Driver):
-    """Ends each stream after a second, with OK."""
+    """Driver that ends each stream after a second, with OK."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         yield health_list(self.devices(stream, 0))
@@ -171,7 +171,7 @@ class EndsStreams(Driver):
 
 @fails("health.ends")
 class EndsStreamsWithError(EndsStreams):
-    """Ends each stream after a second, with an error."""
+    """Driver that ends each stream after a second, with an error."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         yield from super().send_lists(stream)
@@ -180,13 +180,13 @@ class EndsStreamsWithError(EndsStreams):
 
 @warns("health.goaway")
 class ClosesOldConnections(Driver):
-    """Sends GOAWAY by age, as servers behind a load balancer do; open streams may continue."""
+    """Driver that sends GOAWAY by age, as servers behind a load balancer do; open streams may continue."""
 
     options = (("grpc.max_connection_age_ms", 1000),)
 
 
 @fails("health.goaway")
 class ClosesOldConnectionsWithStreams(Driver):
-    """Sends GOAWAY by age, and ends open streams after half a second."""
+    """Driver that sends GOAWAY by age, and ends open streams after half a second."""
 
     options = (("grpc.max_connection_age_ms", 1000), ("grpc.max_connection_age_grace_ms", 500))

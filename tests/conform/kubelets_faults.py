@@ -18,21 +18,21 @@ LARGE_LIST = tuple(ListedDevice(b"gpu-%d" % number, message=b"x" * 600, lease_s=
 
 @fails("health.versions_agree")
 class DifferentHealthPerVersion(Driver):
-    """Serves v1alpha1 by other code, which knows no faults."""
+    """Driver that serves v1alpha1 by other code, which knows no faults."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         listed = super().devices(stream, lists)
-        return [ListedDevice(one.name) for one in listed] if stream.version == "v1alpha1" else listed
+        return [ListedDevice(device.name) for device in listed] if stream.version == "v1alpha1" else listed
 
 
 @warns("health.versions_agree")
 class DifferentTextPerVersion(Driver):
-    """Has shorter texts in v1alpha1."""
+    """Driver that has shorter texts in v1alpha1."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         listed = super().devices(stream, lists)
         return (
-            [one._replace(message=one.message[:10]) for one in listed]
+            [device._replace(message=device.message[:10]) for device in listed]
             if stream.version == "v1alpha1"
             else listed
         )
@@ -40,7 +40,7 @@ class DifferentTextPerVersion(Driver):
 
 @fails("health.reconnect", also={"health.two_kubelets": "fail", "health.stopped_reader": "fail"}, for_s=5)
 class FullListForFirstStreamOnly(Driver):
-    """Sends only one device on later streams."""
+    """Driver that sends only one device on later streams."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         listed = super().devices(stream, lists)
@@ -49,7 +49,7 @@ class FullListForFirstStreamOnly(Driver):
 
 @warns("health.reconnect", for_s=6)
 class LaterStreamsWaitForHeartbeat(Driver):
-    """Sends nothing on later streams until a while has passed."""
+    """Driver that sends nothing on later streams until a while has passed."""
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         if stream.opened == 0 or stream.wait(1.5):
@@ -57,7 +57,7 @@ class LaterStreamsWaitForHeartbeat(Driver):
 
 
 class _TracksStreams(Driver):
-    """Keeps a list of its streams."""
+    """Driver that keeps a list of its streams."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -66,7 +66,7 @@ class _TracksStreams(Driver):
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         with self.lock:
-            others = [one for one in self.streams if one.version == stream.version]
+            others = [found_stream for found_stream in self.streams if found_stream.version == stream.version]
             self.streams.append(stream)
         try:
             yield from self.send_lists_with_others(stream, others)
@@ -81,7 +81,7 @@ class _TracksStreams(Driver):
 
 @fails("health.two_kubelets", also={"health.ends": "fail"})
 class EndsOlderStreams(_TracksStreams):
-    """Ends the old stream when a kubelet connects, as if the kubelet had restarted."""
+    """Driver that ends the old stream when a kubelet connects, as if the kubelet had restarted."""
 
     def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
         for other in others:
@@ -91,7 +91,7 @@ class EndsOlderStreams(_TracksStreams):
 
 @fails("health.two_kubelets")
 class ServesOldestStreamOnly(_TracksStreams):
-    """Sends nothing on a second stream while the first lasts."""
+    """Driver that sends nothing on a second stream while the first lasts."""
 
     def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
         for other in others:
@@ -103,21 +103,23 @@ class ServesOldestStreamOnly(_TracksStreams):
 
 @fails("health.two_kubelets", also={"health.ends": "fail"})
 class EndsAllStreamsTogether(_TracksStreams):
-    """Ends all streams when one kubelet disconnects."""
+    """Driver that ends all streams when one kubelet disconnects."""
 
     def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
         try:
             yield from Driver.send_lists(self, stream)
         finally:
             with self.lock:
-                ended_streams = [one for one in self.streams if one.version == stream.version]
-            for one in ended_streams:
-                one.ended.set()
+                ended_streams = [
+                    found_stream for found_stream in self.streams if found_stream.version == stream.version
+                ]
+            for found_stream in ended_streams:
+                found_stream.ended.set()
 
 
 @fails("health.stopped_reader", for_s=10)
 class WaitsForSlowReaders(Driver):
-    """Sends to all in turn from one thread, with a list above the size of the buffers."""
+    """Driver that sends to all in turn from one thread, with a list above the size of the buffers."""
 
     heartbeat_s = 0.2
 
@@ -159,7 +161,7 @@ class WaitsForSlowReaders(Driver):
 
 @warns("health.stopped_reader")
 class EndsSlowStreams(Driver):
-    """Ends the stream of a reader that does not take a list within a second."""
+    """Driver that ends the stream of a reader that does not take a list within a second."""
 
     heartbeat_s = 0.1
 

@@ -14,7 +14,7 @@ GO_LIMIT_S = 9_223_372_036
 
 
 class ChangedDevice(Driver):
-    """Reports one of two devices with other values."""
+    """Driver that reports one of two devices with other values."""
 
     listed: ListedDevice
 
@@ -23,7 +23,7 @@ class ChangedDevice(Driver):
 
 
 class SendsBytes(Driver):
-    """Sends bytes in place of a list."""
+    """Driver that sends bytes in place of a list."""
 
     data = b""
 
@@ -121,7 +121,7 @@ class EndlessNumber(SendsBytes):
 
 
 class _Many(Driver):
-    """Sends lists of about this size."""
+    """Driver that sends lists of about this size."""
 
     size = 0
     heartbeat_s = 1.0
@@ -192,7 +192,7 @@ class PoolNamedAsInWindows(ChangedDevice):
 
 @warns("health.devices", for_s=2)
 class NoDevices(Driver):
-    """Sends empty lists."""
+    """Driver that sends empty lists."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         return ()
@@ -211,14 +211,14 @@ class OneAlwaysUnknown(ChangedDevice):
 
 @fails("health.time.fresh")
 class TimeOf2001(ChangedDevice):
-    """Reports Healthy without a check since 2001."""
+    """Driver that reports Healthy without a check since 2001."""
 
     listed = ListedDevice(at_s=1_000_000_000)
 
 
 @warns("health.time.fresh")
 class TimeOfAnOldCheck(Driver):
-    """Reports the verdict of a check that took place two thirds of a lease ago."""
+    """Driver that reports the verdict of a check that took place two thirds of a lease ago."""
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         return [ListedDevice(lease_s=30, at_s=int(time.time()) - 20)]

@@ -47,7 +47,7 @@ class RefusesAllClaims(PreparingDriver):
 
 @fails("prepare.answers")
 class AnswersOfOtherClaims(PreparingDriver):
-    """Answers for all claims that it knows, instead of those of the request."""
+    """Driver that answers for all claims that it knows, instead of those of the request."""
 
     def prepare_claims(self, claims: Sequence[Asked]) -> Answers:
         yield from super().prepare_claims(claims)
@@ -100,7 +100,7 @@ class WritesNoCdiFile(PreparingDriver):
 
 @fails("prepare.cdi_files")
 class CdiFileOfAnOldVersion(PreparingDriver):
-    """Writes annotations, which the file's version does not have."""
+    """Driver that writes annotations, which the file's version does not have."""
 
     def cdi_document(self, ids: Iterable[str]) -> dict[str, Any]:
         return {**super().cdi_document(ids), "cdiVersion": "0.5.0", "annotations": {"a": "b"}}
@@ -117,7 +117,7 @@ class KeepsCdiFiles(PreparingDriver):
 
 @fails("prepare.again")
 class RefusesTheSecondCall(PreparingDriver):
-    """Takes the second call with the same claims for a mistake, and the third for a new prepare."""
+    """Driver that refuses the second call with the same claims, and treats the third as a new prepare."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -133,7 +133,7 @@ class RefusesTheSecondCall(PreparingDriver):
 
 @fails("prepare.second_pod")
 class KeepsClaimsByPod(PreparingDriver):
-    """Treats the claims of a call as one unit."""
+    """Driver that treats the claims of a call as one unit."""
 
     def prepare_claims(self, claims: Sequence[Asked]) -> Answers:
         if len(claims) == 1 and claims[0].name in self.claims:
@@ -155,7 +155,7 @@ class BusyDuringPrepare(PreparingDriver):
 
 @fails("prepare.restart", *RESTART)
 class NamesOfTheProcess(PreparingDriver):
-    """Gives its CDI devices names with a number of the process."""
+    """Driver that gives its CDI devices names with a number of the process."""
 
     generation = 0
 
@@ -168,7 +168,7 @@ class NamesOfTheProcess(PreparingDriver):
 
 @fails("prepare.reboot", *RESTART, "--remove-cdi")
 class WritesCdiFilesOnce(PreparingDriver):
-    """Stores what is prepared, and answers from there without writing the file."""
+    """Driver that stores what is prepared, and answers from there without writing the file."""
 
     def write_file(self, claim: Asked, ids: Iterable[str]) -> None:
         stored = self.root / f"stored-{claim.uid}"
@@ -231,7 +231,7 @@ class RemembersReleasedClaims(PreparingDriver):
 
 @fails("prepare.missing_claim")
 class NoErrorForMissingClaim(PreparingDriver):
-    """Answers without devices if no claim of the call exists."""
+    """Driver that answers without devices if no claim of the call exists."""
 
     def prepare_claims(self, claims: Sequence[Asked]) -> Answers:
         if not any(claim.name in self.claims for claim in claims):
@@ -267,7 +267,7 @@ class FailsTheGoodClaimsToo(PreparingDriver):
 
 @fails("prepare.rollback")
 class WritesFilesFirst(PreparingDriver):
-    """Writes the CDI file before it reads the claim."""
+    """Driver that writes the CDI file before it reads the claim."""
 
     def find_claim(self, claim: Asked) -> Any:
         self.write_file(claim, [f"{KIND}={claim.uid}-gpu-0"])
@@ -300,7 +300,7 @@ class ErrorOfOneClaim(PreparingDriver):
 
 
 class _FailsOnce(PreparingDriver):
-    """Fails the first unprepare of each claim for which a condition holds."""
+    """Driver that fails the first unprepare of each claim for which a condition holds."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

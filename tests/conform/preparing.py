@@ -81,7 +81,7 @@ class PreparingDriver(Driver):
             claim_object("train", ("gpus", "gpu-0"), ("gpus", "gpu-1")),
             claim_object("infer", ("one/large", "gpu-1")),
         ]
-        self.claims = {one["metadata"]["name"]: one for one in objects}
+        self.claims = {obj["metadata"]["name"]: obj for obj in objects}
         """Claims of the API server, by name."""
         self.removed = False
         """Whether the devices are removed."""
@@ -162,7 +162,7 @@ class PreparingDriver(Driver):
         """Unprepare a claim. Raises ClaimError."""
         self.cdi_file(claim).unlink(missing_ok=True)
 
-    # --- what happens to it -----------------------------------------------------------------------------
+    # --- calls of tests ---------------------------------------------------------------------------------
 
     def restart(self, text: str) -> None:
         """Stop and serve again, without what is in memory."""

@@ -83,7 +83,7 @@ class OtherPluginType(Driver):
 
 
 class _Named(Driver):
-    """Answers with another name than that of its directory."""
+    """Driver that answers with another name than that of its directory."""
 
     info_name = ""
 
@@ -117,7 +117,7 @@ class NameWithoutADot(Driver):
 
 
 class _WithEndpoint(Driver):
-    """Answers with another endpoint than that of its services."""
+    """Driver that answers with another endpoint than that of its services."""
 
     info_endpoint: Callable[[Driver], Path | str]
 
@@ -133,7 +133,7 @@ class EndpointRelative(_WithEndpoint):
 
 @fails("registration.endpoint")
 class EndpointOutside(_WithEndpoint):
-    """Serves outside of the kubelet's directory, which kubelets from 1.38 refuse."""
+    """Driver that serves outside of the kubelet's directory, which kubelets from 1.38 refuse."""
 
     @property
     def service(self) -> Path:
@@ -174,7 +174,7 @@ class AdvertisesTheOldPluginFirst(Driver):
 
 @warns("registration.versions")
 class AdvertisesVersionNumber(Driver):
-    """Advertises a version number, as plugins of other kinds do."""
+    """Driver that advertises a version number, as plugins of other kinds do."""
 
     services = (*SERVICES, "1.0.0")
 
@@ -246,7 +246,7 @@ class GetInfoChanges(Driver):
 
 @fails("registration.several")
 class RegistersTwice(Driver):
-    """Has two registration sockets for one service."""
+    """Driver that has two registration sockets for one service."""
 
     def serve(self) -> None:
         super().serve()
@@ -255,7 +255,7 @@ class RegistersTwice(Driver):
 
 @warns("registration.several")
 class RollingUpdate(Driver):
-    """Has two instances, which both send health."""
+    """Driver that has two instances, which both send health."""
 
     def serve(self) -> None:
         super().serve()
@@ -273,7 +273,7 @@ class _Newer(Driver):
 
 @fails("registration.refused", "--refuse")
 class EndsAfterRefusal(Driver):
-    """Serves no GetInfo after a registration that was refused."""
+    """Driver that serves no GetInfo after a registration that was refused."""
 
     refused = False
 

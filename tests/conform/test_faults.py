@@ -146,7 +146,7 @@ def _verdicts(driver: Driver, on_begin: Callable[[str], None] = lambda socket: N
 def test_stale_list_after_a_late_start_of_the_streams_fails(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if a command that creates claims took a minute before the streams are opened."""
+    """The claims are created for a minute before the streams are opened."""
     now_s = [1_760_000_000.0]
 
     class StaleDriver(Driver):

@@ -58,7 +58,7 @@ def _run_behaviour(behaviour: Behaviour) -> ConformRun:
             return conform_socket(path)
 
 
-# --- excessive drivers --------------------------------------------------------------------------------------
+# --- drivers that send too much -----------------------------------------------------------------------------
 
 
 class SendsWithoutPause(Driver):
@@ -200,7 +200,7 @@ def test_other_file_types_exit_69(short_tmp: Path) -> None:
 
 
 @pytest.fixture
-def unprivileged() -> Iterator[None]:
+def drop_root() -> Iterator[None]:
     """Drop root for a test."""
     assert main(["conform", "--socket", "/nowhere"]) == 69  # imports modules before the loss of permissions
     before = os.geteuid()
@@ -211,7 +211,7 @@ def unprivileged() -> Iterator[None]:
 
 
 @pytest.fixture
-def locked(short_tmp: Path) -> Iterator[Path]:
+def forbidden_socket(short_tmp: Path) -> Iterator[Path]:
     """Yield a service socket that only its owner may open, in a directory that all may read."""
     short_tmp.chmod(0o755)
     with Driver(short_tmp) as driver:
@@ -220,12 +220,12 @@ def locked(short_tmp: Path) -> Iterator[Path]:
 
 
 def test_socket_without_permission_exits_77(
-    locked: Path, unprivileged: None, capsys: pytest.CaptureFixture[str]
+    forbidden_socket: Path, drop_root: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["conform", "--socket", str(locked), "--for", "2s"])
+    code = main(["conform", "--socket", str(forbidden_socket), "--for", "2s"])
     run = capsys.readouterr()
     assert (code, run.out) == (77, "")
-    assert str(locked) in run.err
+    assert str(forbidden_socket) in run.err
 
 
 # --- directories of registration sockets --------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_several_plugins_of_another_type_are_not_notified(short_tmp: Path) -> No
 
 
 class RemovesItsDirectory(Driver):
-    """Removes its directory during the session."""
+    """Driver that removes its directory during the session."""
 
     def prepare(self, version: str) -> None:
         shutil.rmtree(self.root / "plugins_registry", ignore_errors=True)

@@ -29,13 +29,13 @@ from conform.servers import Driver
 pytestmark = pytest.mark.timeout(1800)  # a repeated run waits for the others
 POOL: Final = "node-a"
 PACE: Final = replace(Pace.fast(), get_info_s=Pace().get_info_s)
-"""With the real deadline of GetInfo, which one of the drivers misses."""
+"""Pace with the real deadline of GetInfo, which one of the drivers misses."""
 
 Trouble = Callable[[FakeKubelet], bool]
 Implementation = tuple[str, Callable[[str], NewKubelet]]
 
 
-def ended(*codes: grpc.StatusCode) -> Trouble:
+def expect_stream_end(*codes: grpc.StatusCode) -> Trouble:
     """Return a condition: a stream ended with such a status, and the kubelet forgot its devices."""
 
     def has_ended(kubelet: FakeKubelet) -> bool:
@@ -62,10 +62,10 @@ def not_registered(kubelet: FakeKubelet) -> bool:
 
 
 TROUBLE: Final[Mapping[type[Driver], Trouble]] = {
-    TextInLatin1: ended(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN),
-    ListOverTheLimit: ended(grpc.StatusCode.RESOURCE_EXHAUSTED),
-    EndsStreams: ended(grpc.StatusCode.OK),
-    AdvertisesUnservedHealth: ended(grpc.StatusCode.UNIMPLEMENTED),
+    TextInLatin1: expect_stream_end(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN),
+    ListOverTheLimit: expect_stream_end(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    EndsStreams: expect_stream_end(grpc.StatusCode.OK),
+    AdvertisesUnservedHealth: expect_stream_end(grpc.StatusCode.UNIMPLEMENTED),
     SendsOneList: reported_and_expired,
     LeaseOfThreeCenturies: reported_and_expired,
     ContradictoryDuplicate: writes_at_every_list,

@@ -12,7 +12,7 @@ import pytest
 from agents import Agent, PlainSysfs
 from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, NODE, PAGES, Node
 from kubelet import allocated_claim
-from test_embed_processes import CARD, Program, config_of, generated
+from test_embed_processes import CARD, Program, config_of, generated_code
 from test_embed_processes import PAGES as PAGES_DRIVER
 from wire.plugin import Kubelet
 from wire.serving import eventually, is_served
@@ -20,7 +20,7 @@ from wire.serving import eventually, is_served
 from conform.actions import Actions
 from conform.running import ConformRun, Runs, checked_run, concurrent_runs, conform
 
-__all__ = ["generated"]
+__all__ = ["generated_code"]
 
 pytestmark = pytest.mark.timeout(1800)  # a repeated run waits for the others
 DURATION: Final = ("--for", "12s")
@@ -119,7 +119,7 @@ def _hostdev_rolling() -> ConformRun:
 # --- drahealth in other programs ----------------------------------------------------------------------------
 
 
-def _embedded(
+def _run_embedded_driver(
     name: str,
     prepare: Callable[[Path], object] = lambda root: None,
     driver: str = CARD,
@@ -164,9 +164,9 @@ DRIVERS: Final[dict[str, Callable[[], ConformRun]]] = {
     "hostdev, its service socket": _hostdev_socket,
     "hostdev": _hostdev,
     "hostdev in a rolling update": _hostdev_rolling,
-    "asyncio": partial(_embedded, "asyncio_driver.py"),
-    "trio": partial(_embedded, "trio_driver.py"),
-    "threads": partial(_embedded, "threaded_driver.py", config_of, PAGES_DRIVER, ["pages-0"]),
+    "asyncio": partial(_run_embedded_driver, "asyncio_driver.py"),
+    "trio": partial(_run_embedded_driver, "trio_driver.py"),
+    "threads": partial(_run_embedded_driver, "threaded_driver.py", config_of, PAGES_DRIVER, ["pages-0"]),
     "agent": _agent,
 }
 KNOWN: Final[dict[str, dict[str, str]]] = {
@@ -185,8 +185,11 @@ Work = dict[str, Callable[[], ConformRun]]
 
 
 @pytest.fixture(scope="module")
-def work(generated: Path) -> Work:
-    return {**DRIVERS, OWN: partial(_embedded, "own_server_driver.py", devices=["card-0"], path=generated)}
+def work(generated_code: Path) -> Work:
+    return {
+        **DRIVERS,
+        OWN: partial(_run_embedded_driver, "own_server_driver.py", devices=["card-0"], path=generated_code),
+    }
 
 
 @pytest.fixture(scope="module")

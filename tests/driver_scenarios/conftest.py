@@ -40,8 +40,8 @@ def hostdev(node: Node) -> Program:
 
 
 @pytest.fixture
-def failing(node: Node) -> Program:
+def failing_driver(node: Node) -> Program:
     """Return the failing driver on the node, with all devices Healthy."""
-    driver = node.failing()
+    driver = node.start_failing_driver()
     node.wait_healthy("thing-0", "thing-1", driver=SICK)
     return driver

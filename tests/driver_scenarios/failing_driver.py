@@ -30,18 +30,18 @@ class Odd(Exception):
     """Exception of an unknown type."""
 
 
-def busy(text: str) -> Exception:
+def busy_error(text: str) -> Exception:
     return drahealth.TransientError(text, retry_after_s=HOUR_S)
 
 
-def broken(device: str, text: str) -> Exception:
+def broken_device_error(device: str, text: str) -> Exception:
     return drahealth.FailedDeviceError(device, text, code="thing.broken")
 
 
 RAISED: Final[Mapping[str, Callable[..., Exception]]] = {
     "odd": Odd,
-    "busy": busy,
-    "broken": broken,
+    "busy": busy_error,
+    "broken": broken_device_error,
     "bad": drahealth.BadConfigError,
     "permanent": drahealth.PermanentError,
 }
@@ -76,8 +76,8 @@ class FailingDriver:
             "broken",
             claim=verdict.claim.name,
             kept=verdict.summary in (self._state / "prepares.json").read_text(),
-            health=[str(one and one.health.name) for one in known],
-            tainted=tainted(self._monitor.taints),
+            health=[str(device and device.health.name) for device in known],
+            tainted=taints_by_device(self._monitor.taints),
         )
 
     def _prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
@@ -105,7 +105,7 @@ class FailingDriver:
                 raise RAISED[kind](*arguments)
 
 
-def tainted(taints: drahealth.Taints) -> dict[str, list[dict[str, str]]]:
+def taints_by_device(taints: drahealth.Taints) -> dict[str, list[dict[str, str]]]:
     """Return the taints of tainted devices in the format of a ResourceSlice."""
     return {ref.device: drahealth.taint_objects(some) for ref, some in taints.devices.items() if some}
 
@@ -123,11 +123,11 @@ def main(arguments: list[str]) -> None:
         hardware=False,
         state_dir=state,
         config=drahealth.Config(node_name=NODE, taint_wait_s=10.0),
-        on_error=failed,
+        on_error=log_failure,
     )
     monitor.add(*map(drahealth.Device, DEVICES))
     monitor.check(every_s=0.2, timeout_s=PATIENCE_S)(healthy)
-    monitor.on_taints(lambda taints: write_record("taints", tainted=tainted(taints)))
+    monitor.on_taints(lambda taints: write_record("taints", tainted=taints_by_device(taints)))
     failing = FailingDriver(monitor, state, fates)
     server = drahealth.PluginServer(
         monitor,
@@ -135,13 +135,13 @@ def main(arguments: list[str]) -> None:
         get_claim=ClaimFiles(claims, DRIVER),
         kubelet_dir=kubelet,
         serialize=arguments[3:] != ["at-once"],
-        on_error=failed,
+        on_error=log_failure,
     )
     server.run()
 
 
-def failed(error: BaseException) -> None:
-    """A log with a traceback fails the test."""
+def log_failure(error: BaseException) -> None:
+    """Log the error with its traceback, which fails the test."""
     logging.error("ended", exc_info=error)
 
 

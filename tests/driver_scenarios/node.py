@@ -121,7 +121,7 @@ class Node:
         whose = ("--claims", str(self.claims), "--node-name", NODE, "--cpus-each", "1")
         return self._start("hostdev_driver", *places, *whose, *(() if real else roots), *flags, within=within)
 
-    def failing(self, *words: str) -> Program:
+    def start_failing_driver(self, *words: str) -> Program:
         """Start the driver of ``failing_driver.py``."""
         places = (str(self.kubelet.root), str(self.claims), str(self.fates))
         return self._start("driver_scenarios.failing_driver", *places, *words)
@@ -173,7 +173,7 @@ class Node:
         self.kubelet.run_pod(pod)
         return pod
 
-    def running(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
+    def run_and_wait(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
         """Create a bound pod and wait until its claims are prepared."""
         pod = self.run(name, *asks, driver=driver)
         self.kubelet.wait_running(pod)
@@ -186,7 +186,7 @@ class Node:
         for pod in pods:
             self.kubelet.wait_gone(pod)
 
-    # --- observations ---------------------------------------------------------------------------------------
+    # --- state of pods and files ----------------------------------------------------------------------------
 
     def failures(self, pod: Pod) -> list[Event]:
         """Return the pod's events of claims that a driver could not prepare.
@@ -240,7 +240,11 @@ class Node:
         The status has no containers until a restarted kubelet has read them.
         """
         resources = self.kubelet.pod_status(pod).resources.get("main", {})
-        return {one.resource_id: (one.health, one.message) for entry in resources.values() for one in entry}
+        return {
+            health.resource_id: (health.health, health.message)
+            for entry in resources.values()
+            for health in entry
+        }
 
     def wait_resources(self, pod: Pod, expected: Iterable[tuple[str, str]]) -> None:
         """Wait until the pod's status has these pairs of health and message."""

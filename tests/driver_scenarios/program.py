@@ -48,7 +48,7 @@ class Program:
         """Return the complete JSON lines of these kinds."""
         lines = [line for line in self.log.splitlines(keepends=True) if line.startswith("{")]
         found = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [one for one in found if one["what"] in kinds]
+        return [child for child in found if child["what"] in kinds]
 
     def logs(self, words: str) -> None:
         """Wait until the output has a text."""

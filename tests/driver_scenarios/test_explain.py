@@ -43,22 +43,22 @@ def explain(node: Node, *argv: str) -> tuple[int, Any]:
 
 
 def uses_of(found: Any) -> set[tuple[str, str, str]]:
-    """Devices of the only claim: name, who says so, and what."""
+    """Return name, source and relation of each device of the only claim."""
     (claim,) = found["claims"]
     return {(device["name"], device["source"], device["relation"]) for device in claim["devices"]}
 
 
-def prepared(node: Node, *devices: str) -> set[tuple[str, str, str]]:
+def expected_sources(node: Node, *devices: str) -> set[tuple[str, str, str]]:
     """Return the sources of a claim's prepared devices: the driver's record, a real kubelet's checkpoint."""
     sources = ("driver", "checkpoint") if node.is_real else ("driver",)
     return {(device, source, "prepared") for device in devices for source in sources}
 
 
 def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program) -> None:
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
     node.kubelet.wait_for(lambda: explain(node, "claim", "default/both")[0] == 0, "the record is written")
     _, found = explain(node, "claim", "default/both")
-    assert uses_of(found) == prepared(node, PAGES, CPU_1)
+    assert uses_of(found) == expected_sources(node, PAGES, CPU_1)
     assert {device["name"]: device["verdict"]["health"] for device in found["devices"]} == {
         PAGES: "Healthy",
         CPU_1: "Healthy",
@@ -72,7 +72,7 @@ def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program)
     assert found["claims"] == []
 
 
-def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing: Program) -> None:
+def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing_driver: Program) -> None:
     name = f"{SICK}/{NODE}/thing-0"
     node.fate(it=["odd", "no light"])
     pod = node.run("it", Ask("it", {"thing": "thing-0"}), driver=SICK)
@@ -83,7 +83,7 @@ def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing: Pr
     node.kubelet.wait_running(pod)
     node.wait_prepared("it")
     _, found = explain(node, name)
-    assert uses_of(found) == prepared(node, "thing-0")
+    assert uses_of(found) == expected_sources(node, "thing-0")
 
 
 # --- a driver linked to the agent--------------------------------------------------------------------------

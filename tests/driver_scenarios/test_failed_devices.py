@@ -18,7 +18,7 @@ EVENT_TEXT = (
 MESSAGE = "thing.broken: bank 3 is dark. Advice: check the device"
 
 
-# --- found by the health engine -------------------------------------------------------------------------
+# --- faults that the engine finds -----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hostdev")
@@ -37,7 +37,7 @@ def test_prepare_fails_with_the_engines_cause(node: Node) -> None:
     verdict = node.verdict("it")
     assert (verdict["class"], verdict["code"]) == ("failed-device", "mem.hugepages.pool_shrunk")
     assert verdict["taint"] == {"effect": "NoSchedule", "value": ""}
-    node.running("other", Ask("other", {"r": CPU_1}))
+    node.run_and_wait("other", Ask("other", {"r": CPU_1}))
     node.sysfs.resize(8)
     node.kubelet.wait_running(pod)
     node.wait_healthy(PAGES)
@@ -45,7 +45,7 @@ def test_prepare_fails_with_the_engines_cause(node: Node) -> None:
 
 @pytest.mark.usefixtures("hostdev")
 def test_prepare_before_the_first_evaluation_gets_its_cause(node: Node) -> None:
-    """The pages are gone in the moment of the prepare; that a device is broken, one must have seen."""
+    """The pages disappear just before the prepare, so that no evaluation has found the fault yet."""
     free = "devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"
     node.sysfs.write(free, "7")
     node.sysfs.resize(7)
@@ -63,10 +63,12 @@ def test_prepare_before_the_first_evaluation_gets_its_cause(node: Node) -> None:
     assert all("code=mem.hugepages." in message for message in messages)
 
 
-# --- found by the driver ----------------------------------------------------------------------------------
+# --- faults that the driver finds -------------------------------------------------------------------------
 
 
-def test_driver_reported_device_is_unhealthy_before_the_pods_event(node: Node, failing: Program) -> None:
+def test_driver_reported_device_is_unhealthy_before_the_pods_event(
+    node: Node, failing_driver: Program
+) -> None:
     """The fault is saved, streamed, its taint published, then answered, with the same text everywhere."""
     began_s = wall_clock_offset_s()
     node.fate(it=["broken", "thing-0", "bank 3 is dark"])
@@ -75,17 +77,17 @@ def test_driver_reported_device_is_unhealthy_before_the_pods_event(node: Node, f
     assert node.kubelet.health(SICK, NODE, "thing-0").message == MESSAGE
     assert node.kubelet.health(SICK, NODE, "thing-1").health == "Healthy"
 
-    (known,) = failing.records("broken")
+    (known,) = failing_driver.records("broken")
     assert (known["claim"], known["kept"], known["health"]) == ("it", True, ["UNHEALTHY"])
     ((device, (taint,)),) = known["tainted"].items()
     assert (device, taint["key"], taint["effect"]) == ("thing-0", f"{SICK}/thing.broken", "NoSchedule")
     # which of the two a kubelet's threads take first is chance; tests/test_embed_plugin.py has it of the wire
     if not node.is_real:  # a real kubelet shows no single lists
         assert saved_s(node, began_s) <= min(delivered_s(node))
-    written = [(record["what"], record["tainted"]) for record in failing.records("taints", "broken")]
+    written = [(record["what"], record["tainted"]) for record in failing_driver.records("taints", "broken")]
     before_error = written[: written.index(("broken", known["tainted"]))]
     assert ("taints", known["tainted"]) in before_error, "the taint is published before the error"
-    assert len(failing.records("prepare")) == 1, "the second try was answered from the cache"
+    assert len(failing_driver.records("prepare")) == 1, "the second try was answered from the cache"
 
 
 def wall_clock_offset_s() -> float:
@@ -103,7 +105,7 @@ def saved_s(node: Node, began_s: float) -> float:
 
 def delivered_s(node: Node) -> tuple[float, float]:
     """Return the monotonic times at which the device was Unhealthy and at which the call ended [s]."""
-    timed = node.kubelet.history.timed()
+    timed = node.kubelet.history.timed_entries()
     shown = next(
         i for i, at in enumerate(timed) if isinstance(at.entry, Changed) and at.entry.health == "Unhealthy"
     )
@@ -113,20 +115,20 @@ def delivered_s(node: Node) -> tuple[float, float]:
     return shown_s, refused_s
 
 
-def test_driver_reported_fault_holds_until_the_next_prepare(node: Node, failing: Program) -> None:
+def test_driver_reported_fault_holds_until_the_next_prepare(node: Node, failing_driver: Program) -> None:
     """The driver's check reports the device healthy all the time; another claim is not blocked."""
     node.fate(it=["broken", "thing-0", "bank 3 is dark"])
     it = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
     node.wait_event(it, "it", EVENT_TEXT, times=3)
-    other = node.running("other", Ask("other", {"r": "thing-0"}), driver=SICK)
+    other = node.run_and_wait("other", Ask("other", {"r": "thing-0"}), driver=SICK)
     node.wait_healthy("thing-0", driver=SICK)
     node.wait_resources(other, [("Healthy", "")])
     node.fate()
     node.kubelet.wait_running(it)
-    assert [record["claim"] for record in failing.records("prepare")] == ["it", "other", "it"]
+    assert [record["claim"] for record in failing_driver.records("prepare")] == ["it", "other", "it"]
 
 
-def test_all_broken_devices_of_a_call_are_named_in_each_text(node: Node, failing: Program) -> None:
+def test_all_broken_devices_of_a_call_are_named_in_each_text(node: Node, failing_driver: Program) -> None:
     node.fate(**{name: ["broken", f"thing-{i}", "bank 3 is dark"] for i, name in enumerate("ab")})
     pod = node.pod("it", *(Ask(name, {"r": f"thing-{i}"}) for i, name in enumerate("abc")), driver=SICK)
     errors = set()
@@ -145,13 +147,15 @@ def test_all_broken_devices_of_a_call_are_named_in_each_text(node: Node, failing
     }
 
 
-# --- when it ends -----------------------------------------------------------------------------------------
+# --- end of a fault ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("failing")
+@pytest.mark.usefixtures("failing_driver")
 def test_pod_of_a_dead_device_can_terminate(node: Node) -> None:
     """e2e_node: unprepare fails then succeeds"""
-    pods = [node.running(name, Ask(name, {"r": f"thing-{i}"}), driver=SICK) for i, name in enumerate("ab")]
+    pods = [
+        node.run_and_wait(name, Ask(name, {"r": f"thing-{i}"}), driver=SICK) for i, name in enumerate("ab")
+    ]
     node.fate(una=["broken", "thing-0", "bank 3 is dark"], unb=["busy", "in use"])
     node.end(pods[0])
     node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
@@ -164,7 +168,7 @@ def test_pod_of_a_dead_device_can_terminate(node: Node) -> None:
 
 @pytest.mark.usefixtures("hostdev")
 def test_pod_of_a_shrunk_pool_can_terminate(node: Node) -> None:
-    pod = node.running("it", Ask("it", {"r": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"r": PAGES}))
     node.sysfs.resize(7)
     node.kubelet.wait_health(HOSTDEV, NODE, PAGES, "Unhealthy")
     node.end(pod)

@@ -26,8 +26,8 @@ ON_CPU = f"device={HOSTDEV}/{NODE}/{CPU_0} request=r"
 READ_ONLY = 'mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"'
 
 
-def remembered(node: Node, claim: str) -> tuple[str, str]:
-    """Class and code, as ``drahealth prepares`` has them."""
+def stored_verdict(node: Node, claim: str) -> tuple[str, str]:
+    """Return class and code of a claim's failure, as ``drahealth prepares`` lists them."""
     verdict = node.verdict(claim)
     return verdict["class"], verdict["code"]
 
@@ -83,7 +83,8 @@ def test_impossible_request_is_bad_config(node: Node) -> None:
     for name, (_, _, _, text) in claims.items():
         node.wait_event(pods[name], name, text)
     verdicts = {
-        name: (one["verdict"]["class"], one["verdict"]["code"]) for name, one in node.prepares().items()
+        name: (prepare["verdict"]["class"], prepare["verdict"]["code"])
+        for name, prepare in node.prepares().items()
     }
     assert verdicts == {name: ("bad-config", bad[2]) for name, bad in claims.items()}
     assert node.cdi_files() == set()
@@ -102,20 +103,20 @@ def test_corrected_claim_is_prepared_at_the_next_try(node: Node) -> None:
     node.kubelet.wait_running(pod)
 
 
-# --- transient ---------------------------------------------------------------------------------------------
+# --- transient failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hostdev")
 def test_resource_of_another_claim_is_waited_for(node: Node) -> None:
     """e2e_node: prepare fails then succeeds"""
-    first = node.running("first", Ask("first", {"cpu": CPU_0}))
+    first = node.run_and_wait("first", Ask("first", {"cpu": CPU_0}))
     second = node.run("second", Ask("second", {"r": CPU_0}))
     text = (
         f"[class=transient code=cpu.overlap {ON_CPU} retry=after-release] CPUs 0 of {CPU_0} are still held by"
         " claim default/first; the kubelet retries."
     )
     node.wait_event(second, "second", text)
-    assert remembered(node, "second") == ("transient", "cpu.overlap")
+    assert stored_verdict(node, "second") == ("transient", "cpu.overlap")
     node.end(first)
     node.kubelet.wait_running(second)
     node.wait_prepared("second")
@@ -134,7 +135,7 @@ def test_short_failure_is_retried_within_the_call(node: Node) -> None:
     assert len(node.calls()) == 1
 
 
-# --- permanent ---------------------------------------------------------------------------------------------
+# --- permanent failures ------------------------------------------------------------------------------------
 
 
 def test_unwritable_directory_is_permanent_without_device_fault(node: Node) -> None:
@@ -147,16 +148,16 @@ def test_unwritable_directory_is_permanent_without_device_fault(node: Node) -> N
         " writing a CDI file: /tmp/<name>; the node or its driver must be fixed."
     )
     node.wait_event(pod, "it", text)
-    assert remembered(node, "it") == ("permanent", "cdi.write")
+    assert stored_verdict(node, "it") == ("permanent", "cdi.write")
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     assert driver.end() == 0
     restarted = node.hostdev()
     node.wait_healthy(CPU_1)
-    node.end(node.running("another", Ask("another", {"r": CPU_1})))
+    node.end(node.run_and_wait("another", Ask("another", {"r": CPU_1})))
     node.kubelet.wait_running(pod)  # a failed write is tried again at each prepare
     assert "prepare failed: " not in restarted.log
     node.end(pod)
-    node.end(node.running("next", Ask("next", {"r": CPU_0})))
+    node.end(node.run_and_wait("next", Ask("next", {"r": CPU_0})))
 
 
 # --- unknown -----------------------------------------------------------------------------------------------
@@ -172,12 +173,12 @@ def test_malformed_kernel_file_is_a_driver_bug_and_retried(node: Node) -> None:
         " with base 10: 'many'; the kubelet retries."
     )
     node.wait_event(pod, "it", text)
-    assert remembered(node, "it") == ("unknown", "driver.bug.value_error")
+    assert stored_verdict(node, "it") == ("unknown", "driver.bug.value_error")
     node.sysfs.write(free, "8")
     node.kubelet.wait_running(pod)
 
 
-def test_unknown_exception_is_class_unknown_and_retried(node: Node, failing: Program) -> None:
+def test_unknown_exception_is_class_unknown_and_retried(node: Node, failing_driver: Program) -> None:
     node.fate(it=["odd", "the moon is full"])
     pod = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
     text = (
@@ -185,7 +186,7 @@ def test_unknown_exception_is_class_unknown_and_retried(node: Node, failing: Pro
         " Odd: the moon is full; the kubelet retries."
     )
     node.wait_event(pod, "it", text)
-    assert len(failing.records("prepare")) >= 2, "the driver is called each time"
+    assert len(failing_driver.records("prepare")) >= 2, "the driver is called each time"
     verdict = node.verdict("it")
     assert (verdict["class"], verdict["count"] >= 2) == ("unknown", True)
     node.fate()
@@ -210,7 +211,7 @@ def texts_of(node: Node, names: Sequence[str], failed: Set[str]) -> dict[str, se
     return texts
 
 
-def test_every_text_names_all_failed_claims_in_any_order(node: Node, failing: Program) -> None:
+def test_every_text_names_all_failed_claims_in_any_order(node: Node, failing_driver: Program) -> None:
     node.fate(a=["bad", "no such mode"], b=["busy", "in use"], c=["odd", "full moon"])
     found = texts_of(node, ["a", "b", "c", "fine"], {"a", "b", "c"})
     assert found == {
@@ -237,7 +238,7 @@ def test_every_text_names_all_failed_claims_in_any_order(node: Node, failing: Pr
 
 def test_hundreds_of_failed_claims_fit_in_one_readable_answer(node: Node) -> None:
     """The limit of each text bounds the answer: a thousand claims would fit into 4 MiB."""
-    node.failing("at-once")
+    node.start_failing_driver("at-once")
     node.kubelet.wait_registered(SICK)
     asks = [Ask(f"{'n' * 230}-{number:04}", {"r": f"thing-{number % 4}"}) for number in range(256)]
     node.fate(**{ANY_CLAIM: ["bad", "no such mode " * 100]})
@@ -252,15 +253,15 @@ def test_hundreds_of_failed_claims_fit_in_one_readable_answer(node: Node) -> Non
     assert len(node.prepares()) == 256
 
 
-def test_failing_driver_delays_no_other_driver(node: Node, hostdev: Program, failing: Program) -> None:
+def test_failing_driver_delays_no_other_driver(node: Node, hostdev: Program, failing_driver: Program) -> None:
     """e2e_node: two plugins, one failing"""
     node.fate(bad=["busy", "in use"])
     bad = node.run("bad", Ask("bad", {"r": "thing-0"}), driver=SICK)
-    good = node.running("good", Ask("good", {"r": CPU_0}))
+    good = node.run_and_wait("good", Ask("good", {"r": CPU_0}))
     text = (
         f"[class=transient code=driver.transient device={SICK}/{NODE}/thing-0 request=r retry=later] in use;"
     )
     node.wait_event(bad, "bad", f"{text} the kubelet retries.")
-    failing.end()
+    failing_driver.end()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     node.end(good)

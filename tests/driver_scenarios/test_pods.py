@@ -36,7 +36,7 @@ def test_pod_runs_from_prepare_to_unprepare(
     node.hostdev()
     (plugin,) = node.kubelet.wait_registered(HOSTDEV)
     node.wait_healthy(PAGES, CPU_1)
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
 
     (spec,) = [json.loads(path.read_text()) for path in node.cdi.iterdir()]
     ids = [f"{HOSTDEV}/device={device['name']}" for device in spec["devices"]]
@@ -49,20 +49,20 @@ def test_pod_runs_from_prepare_to_unprepare(
     assert mount["options"] == ["nosuid", "nodev", "pagesize=2048K", "size=8192K", "mode=1777"]
     status = node.kubelet.pod_status(pod)
     assert status.resources == {
-        "main": {"claim:both": tuple(ResourceHealth(one, "Healthy", "") for one in ids)}
+        "main": {"claim:both": tuple(ResourceHealth(cdi_id, "Healthy", "") for cdi_id in ids)}
     }
     assert len(set(ids)) == 2, "each device has an own resourceID"
 
     node.end(pod)
     assert node.cdi_files() == set()
     assert node.kubelet.claim_info("both") is None
-    assert [(one.method, one.error) for one in node.kubelet.history.of(Called)] == [
+    assert [(call.method, call.error) for call in node.kubelet.history.of(Called)] == [
         ("NodePrepareResources", ""),
         ("NodeUnprepareResources", ""),
     ]
-    order = [one for one in node.kubelet.history if isinstance(one, Connected | StreamOpened | Called)]
-    assert [type(one) for one in order] == [Connected, StreamOpened, Called, Called]
-    assert {one.endpoint for one in order} == {plugin.endpoint}
+    order = [entry for entry in node.kubelet.history if isinstance(entry, Connected | StreamOpened | Called)]
+    assert [type(entry) for entry in order] == [Connected, StreamOpened, Called, Called]
+    assert {entry.endpoint for entry in order} == {plugin.endpoint}
     assert isinstance(order[1], StreamOpened)
     assert order[1].service == service
 
@@ -76,7 +76,7 @@ def test_unhealthy_device_is_shown_in_its_pods_status_only(
     messages = node.kubelet.version.reads_message
     node.hostdev()
     node.wait_healthy(PAGES, CPU_1)
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
     node.sysfs.resize(7)
     text = "mem.hugepages.pool_shrunk: 7 pages of 2mi on NUMA node 0, 8 declared" + ADVICE
     node.wait_resources(pod, [("Unhealthy", text if messages else ""), ("Healthy", "")])
@@ -90,7 +90,7 @@ def test_pods_run_without_the_health_feature_gate(make_node: Callable[..., Node]
     node = make_node(version=version)
     node.hostdev()
     node.kubelet.wait_registered(HOSTDEV)
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
     assert node.kubelet.pod_status(pod).resources == {}
     assert node.kubelet.history.of(StreamOpened) == []
     assert node.kubelet.health(HOSTDEV, NODE, PAGES).health == "Unknown"
@@ -99,11 +99,11 @@ def test_pods_run_without_the_health_feature_gate(make_node: Callable[..., Node]
 def test_strict_kubelet_accepts_the_driver(
     make_node: Callable[..., Node],
 ) -> None:
-    """e2e_node: registration"""
+    """Kubelet e2e test: registration."""
     node = make_node(version="1.38")
     node.hostdev("--pod-uid", "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0")
     node.kubelet.wait_registered(HOSTDEV)
-    node.end(node.running("it", BOTH))
+    node.end(node.run_and_wait("it", BOTH))
 
 
 @pytest.mark.parametrize(("kubelet", "_"), KUBELETS[2:])

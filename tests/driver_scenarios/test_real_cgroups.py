@@ -83,7 +83,7 @@ def stage(node: Node) -> Iterator[Stage]:
 
 
 def container(stage: Stage, pages: int) -> subprocess.Popen[str]:
-    """A process in the cgroup, with the mount of the one CDI file."""
+    """Run a process in the cgroup, with the mount of the only CDI file."""
     (file,) = stage.node.cdi.iterdir()
     (device,) = json.loads(file.read_bytes())["devices"]
     (mount,) = device["containerEdits"]["mounts"]
@@ -106,7 +106,7 @@ def notes(stage: Stage) -> list[tuple[str, str, str]]:
 
 def test_container_using_all_claimed_pages_has_no_finding(stage: Stage) -> None:
     (stage.group / "hugetlb.2MB.max").write_text(f"{CLAIMED * 2}M")
-    pod = stage.node.running(
+    pod = stage.node.run_and_wait(
         "it", Ask("it", {"r": PAGES}, [parameters("HugepagesParameters", pages=CLAIMED)])
     )
     with container(stage, CLAIMED) as process:
@@ -124,7 +124,7 @@ def test_container_limit_below_its_claim_is_a_note_only(
 ) -> None:
     """The kubelet's cgroup of a pod that claims two pages and requests one in its resources."""
     (stage.group / "hugetlb.2MB.max").write_text("2M")
-    pod = stage.node.running(
+    pod = stage.node.run_and_wait(
         "it", Ask("it", {"r": PAGES}, [parameters("HugepagesParameters", pages=CLAIMED)])
     )
     with container(stage, CLAIMED) as process:
@@ -141,7 +141,7 @@ def test_container_limit_below_its_claim_is_a_note_only(
 def test_use_of_unclaimed_pages_is_reported_for_the_device(stage: Stage) -> None:
     """A process of the host's takes one: the device works, and says that the next claim may find too few."""
     (stage.group / "hugetlb.2MB.max").write_text("max")
-    pod = stage.node.running(
+    pod = stage.node.run_and_wait(
         "it", Ask("it", {"r": PAGES}, [parameters("HugepagesParameters", pages=CLAIMED)])
     )
     with container(stage, CLAIMED) as process:

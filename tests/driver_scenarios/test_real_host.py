@@ -41,7 +41,7 @@ def test_pages_of_another_process_are_waited_for(node: Node, pool: HugepagePool)
 
 def test_claim_of_a_shrunk_pool_fails_with_its_health_text(node: Node, pool: HugepagePool) -> None:
     """e2e_node: transitions Healthy, Unhealthy, Healthy"""
-    running = node.running(
+    running = node.run_and_wait(
         "running", Ask("running", {"r": PAGES}, [parameters("HugepagesParameters", pages=1)])
     )
     pool.resize(POOL_PAGES - 1)
@@ -78,7 +78,7 @@ def test_offline_cpu_fails_only_claims_of_its_device(node: Node) -> None:
             f"[class=failed-device code=cpu.offline device={HOSTDEV}/{NODE}/{CPU_1} request=r"
             " retry=after-repair] CPU 1 offline, declared: 1; the device is Unhealthy, its taint is offered.",
         )
-        node.end(node.running("other", Ask("other", {"r": other})))
+        node.end(node.run_and_wait("other", Ask("other", {"r": other})))
         cpu.set_online(True)
         node.kubelet.wait_running(pod)
         node.wait_healthy(CPU_1)

@@ -57,7 +57,7 @@ def test_ended_driver_unregisters_and_the_next_one_continues(node: Node, hostdev
     """e2e_node: registration after plugin restart; Unknown after plugin stop and recovery; reconnect of both
     APIs; ResourceSlice removal after stop"""
     claim = Ask("it", {"pages": PAGES, "cpu": CPU_1})
-    pod = node.running("it", claim)
+    pod = node.run_and_wait("it", claim)
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [parameters("CpuParameters", cpus="9")]))
     text = (
         f"[class=bad-config code=cpu.opaque_cpuset.invalid device={HOSTDEV}/{NODE}/{CPU_0} request=r"
@@ -90,7 +90,7 @@ def test_ended_driver_unregisters_and_the_next_one_continues(node: Node, hostdev
 def test_shrunk_pool_of_a_claim_stays_unhealthy_after_a_restart(
     node: Node, hostdev: Program, boot_id: str
 ) -> None:
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     node.sysfs.resize(5)
     node.kubelet.wait_health(HOSTDEV, NODE, PAGES, "Unhealthy")
     hostdev.end(signal.SIGKILL)
@@ -100,7 +100,11 @@ def test_shrunk_pool_of_a_claim_stays_unhealthy_after_a_restart(
     again = node.hostdev()
 
     def changes() -> list[str]:
-        return [one.health for one in node.kubelet.history.of(Changed, since=since) if one.device == PAGES]
+        return [
+            change.health
+            for change in node.kubelet.history.of(Changed, since=since)
+            if change.device == PAGES
+        ]
 
     assert set(node.kubelet.wait_for(changes, "the health from the next instance")) == {"Unhealthy"}
     assert "mem.hugepages.pool_shrunk: " in node.kubelet.health(HOSTDEV, NODE, PAGES).message
@@ -109,7 +113,7 @@ def test_shrunk_pool_of_a_claim_stays_unhealthy_after_a_restart(
     assert "WARNING" not in again.log
 
 
-def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, failing: Program) -> None:
+def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, failing_driver: Program) -> None:
     node.fate(it=BROKEN)
     pod = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
     text = (
@@ -119,16 +123,18 @@ def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, fail
     node.wait_event(pod, "it", text, times=1)
     before = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
     tainted = node.kubelet.wait_for(
-        lambda: [record for record in failing.records("taints") if record["tainted"]], "taints"
+        lambda: [record for record in failing_driver.records("taints") if record["tainted"]], "taints"
     )
-    assert failing.end() == 0
+    assert failing_driver.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end")
 
     seen = len(node.kubelet.history)
-    again = node.failing()
+    again = node.start_failing_driver()
     after = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
     assert after.message == before.message
-    changes = {one.health for one in node.kubelet.history.of(Changed, since=seen) if one.device == "thing-0"}
+    changes = {
+        change.health for change in node.kubelet.history.of(Changed, since=seen) if change.device == "thing-0"
+    }
     assert changes == {"Unhealthy"}, "no other health in between"
     published = node.kubelet.wait_for(lambda: again.records("taints"), "taints")
     assert published[0]["tainted"] == tainted[-1]["tainted"], "timeAdded and all"
@@ -185,14 +191,17 @@ def test_restarted_kubelet_shows_the_same_state(node: Node, graceful: bool) -> N
 
     After a crash it has an old picture, in which an equal list would change nothing: so it gets none.
     """
-    pod = node.running("it", Ask("it", {"cpu": CPU_1}))
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_1}))
     node.kubelet.stop(graceful=graceful)
     node.kubelet.pass_time(33)  # every lease is over
     seen = len(node.kubelet.history)
     node.kubelet.start()
     node.kubelet.wait_registered(HOSTDEV)
     node.kubelet.wait_for(
-        lambda: {one.device for one in node.kubelet.history.of(Changed, since=seen)} == {PAGES, CPU_0, CPU_1},
+        lambda: (
+            {change.device for change in node.kubelet.history.of(Changed, since=seen)}
+            == {PAGES, CPU_0, CPU_1}
+        ),
         "a change of every device",
     )
     node.wait_resources(pod, [("Healthy", "")])
@@ -202,7 +211,7 @@ def test_restarted_kubelet_shows_the_same_state(node: Node, graceful: bool) -> N
 
 def test_kubelet_and_driver_that_died_together_show_the_same_state(node: Node, hostdev: Program) -> None:
     """The kubelet loads the last list, which has expired: an equal one would change nothing."""
-    pod, driver = node.running("it", Ask("it", {"cpu": CPU_1})), hostdev
+    pod, driver = node.run_and_wait("it", Ask("it", {"cpu": CPU_1})), hostdev
     for _ in range(3):
         node.kubelet.stop(graceful=False)
         driver.end(signal.SIGKILL)
@@ -212,7 +221,8 @@ def test_kubelet_and_driver_that_died_together_show_the_same_state(node: Node, h
         driver = node.hostdev()
         node.kubelet.wait_for(
             lambda since=seen: (
-                {one.device for one in node.kubelet.history.of(Changed, since=since)} == {PAGES, CPU_0, CPU_1}
+                {change.device for change in node.kubelet.history.of(Changed, since=since)}
+                == {PAGES, CPU_0, CPU_1}
             ),
             "a change of every device",
         )
@@ -238,7 +248,7 @@ def test_prepare_survives_a_kubelet_restart(node: Node) -> None:
 @pytest.mark.usefixtures("hostdev")
 def test_pods_changed_without_a_kubelet_are_reconciled(node: Node) -> None:
     """e2e_node: pod created while kubelet is down; unprepare for deleted pods; no prepare for deleted pod"""
-    going = node.running("going", Ask("going", {"cpu": CPU_0}))
+    going = node.run_and_wait("going", Ask("going", {"cpu": CPU_0}))
     node.kubelet.stop()
     node.kubelet.delete_pod(going)
     coming = node.run("coming", Ask("coming", {"cpu": CPU_1}))
@@ -251,7 +261,7 @@ def test_pods_changed_without_a_kubelet_are_reconciled(node: Node) -> None:
 
 
 def test_driver_waits_for_the_kubelet(node: Node) -> None:
-    """e2e_node: registration"""
+    """Kubelet e2e test: registration."""
     node.kubelet.stop()
     driver = node.hostdev()
     driver.logs("offers")
@@ -259,7 +269,7 @@ def test_driver_waits_for_the_kubelet(node: Node) -> None:
     node.kubelet.wait_for(socket.exists, "the socket")
     node.kubelet.start()
     node.wait_healthy(CPU_0)
-    node.end(node.running("it", Ask("it", {"cpu": CPU_0})))
+    node.end(node.run_and_wait("it", Ask("it", {"cpu": CPU_0})))
 
 
 # --- sockets and directories ----------------------------------------------------------------------------
@@ -289,7 +299,7 @@ def test_removed_service_socket_is_created_for_the_next_kubelet(node: Node) -> N
     """e2e_node: functional after reconnect, 2 sockets"""
     socket = node.kubelet.root / "plugins" / HOSTDEV / "dra.sock"
     socket.unlink()
-    pod = node.running("it", Ask("it", {"cpu": CPU_0}))  # over the connection that is there
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_0}))  # over the connection that is there
     node.kubelet.wait_for(socket.exists, "a new socket")
     node.kubelet.restart()
     node.wait_healthy(CPU_0)
@@ -318,7 +328,7 @@ def test_stopped_driver_is_registered_when_it_continues(
 
 def test_unknown_claim_is_unprepared(node: Node, hostdev: Program) -> None:
     """The driver's whole memory is gone: the pod ends all the same."""
-    pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     hostdev.end()
     shutil.rmtree(node.kubelet.root / "plugins" / HOSTDEV)
     shutil.rmtree(node.cdi)

@@ -20,7 +20,7 @@ class Update(NamedTuple):
     old: Program
     new: Program
 
-    def speakers(self, since: int, otherwise: str) -> set[str]:
+    def sending_sockets(self, since: int, otherwise: str) -> set[str]:
         """Return the names of the sockets whose health lists came since then.
 
         A list and the clear come to the kubelet by two streams, each in a thread of its own: of the list that
@@ -33,7 +33,7 @@ class Update(NamedTuple):
         return {message.endpoint.rpartition("/")[2] for message in messages}
 
     def wait_all_known(self, health: str) -> None:
-        """Returns when the kubelet believes this of the pages, and Healthy of all else."""
+        """Wait until the kubelet has this health of the pages, and Healthy for all other devices."""
         self.node.kubelet.wait_health(HOSTDEV, "node-1", PAGES, health)
         self.node.wait_healthy(CPU_0, CPU_1)
 
@@ -58,9 +58,9 @@ def test_only_the_newest_instance_sends_and_the_old_stream_stays(update: Update)
     since = len(node.kubelet.history)  # a list that the old instance sent before has arrived
     node.sysfs.resize(8)
     update.wait_all_known("Healthy")
-    assert update.speakers(since, NEW_POD) == {f"dra-{NEW_POD}.sock"}
+    assert update.sending_sockets(since, NEW_POD) == {f"dra-{NEW_POD}.sock"}
     assert node.kubelet.history.of(StreamEnded) == []
-    pod = node.running("it", Ask("it", {"cpu": CPU_0}))
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_0}))
     assert [call.endpoint.rpartition("/")[2] for call in node.calls()] == [f"dra-{NEW_POD}.sock"]
     node.end(pod)
 
@@ -76,9 +76,9 @@ def test_new_instance_inherits_a_shrunk_pool(make_node: Callable[..., Node]) -> 
     node.hostdev("--pod-uid", NEW_POD)
     node.kubelet.wait_for(
         lambda: [
-            one
-            for one in node.kubelet.history.of(Message, since=since)
-            if one.endpoint.endswith(f"dra-{NEW_POD}.sock")
+            message
+            for message in node.kubelet.history.of(Message, since=since)
+            if message.endpoint.endswith(f"dra-{NEW_POD}.sock")
         ],
         "a list of the new instance",
     )
@@ -94,7 +94,7 @@ def test_new_instance_resends_everything_after_the_old_one_ends(
 ) -> None:
     """The kubelet forgets the driver's health with the old one's stream."""
     node = update.node
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     node.sysfs.resize(7)
     update.wait_all_known("Unhealthy")
     begun = len(node.kubelet.history)
@@ -102,22 +102,26 @@ def test_new_instance_resends_everything_after_the_old_one_ends(
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the clear")
     since = last_clear(node)
     update.wait_all_known("Unhealthy")
-    changed = {one.device: one.health for one in node.kubelet.history.of(Changed, since=since)}
+    changed = {change.device: change.health for change in node.kubelet.history.of(Changed, since=since)}
     assert changed == {PAGES: "Unhealthy", CPU_0: "Healthy", CPU_1: "Healthy"}
-    assert update.speakers(begun, NEW_POD) == {f"dra-{NEW_POD}.sock"}
+    assert update.sending_sockets(begun, NEW_POD) == {f"dra-{NEW_POD}.sock"}
     node.end(pod)
 
 
 def test_old_instance_sends_again_after_the_new_one_is_killed(update: Update) -> None:
     """The old instance also prepares, with the shared ledger."""
     node = update.node
-    pod = node.running("it", Ask("it", {"cpu": CPU_0}))
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_0}))
     begun = len(node.kubelet.history)
     update.new.end(signal.SIGKILL)
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the clear")
     since = last_clear(node)
     update.wait_all_known("Healthy")
-    assert update.speakers(since, OLD_POD) <= {f"dra-{OLD_POD}.sock"} <= update.speakers(begun, OLD_POD)
+    assert (
+        update.sending_sockets(since, OLD_POD)
+        <= {f"dra-{OLD_POD}.sock"}
+        <= update.sending_sockets(begun, OLD_POD)
+    )
     other = node.run("other", Ask("other", {"r": CPU_0}))
     node.kubelet.wait_for(
         lambda: any("code=cpu.overlap" in event.message for event in node.kubelet.events_of(other)),

@@ -26,7 +26,7 @@ def test_every_marked_case_is_in_the_table() -> None:
     covered = set()
     for path in Path(__file__).parent.glob("test_*.py"):
         module = import_module(f"driver_scenarios.{path.stem}")
-        tests = [one for name, one in vars(module).items() if name.startswith("test_")]
+        tests = [variable for name, variable in vars(module).items() if name.startswith("test_")]
         covered |= {case for test in tests for case in cases_of(test.__doc__)}
     assert covered == set(COVERED)
     assert not covered & ELSEWHERE.keys()

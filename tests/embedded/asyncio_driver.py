@@ -1,6 +1,6 @@
 """A DRA driver that is an asyncio program: ``NODE_NAME=node-1 python asyncio_driver.py DIRECTORY``.
 
-A card is a file that says how its link is. To flash one, if a claim asks for that, blocks the program's loop.
+A card is a file with the state of its link. A claim may request to flash a card; that blocks the loop.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A DRA driver with a grpclib server of its own: ``NODE_NAME=node-1 python own_server_driver.py DIRECTORY``.
 
 ``dra`` and ``plugin_registration`` are made from the kubelet's .proto files by protoc with grpclib's plugin.
-From drahealth come the health service, its codec, and the judgement of what ``prepare`` raises.
+From drahealth come the health service, its codec, and the classification of what ``prepare`` raises.
 """
 
 import asyncio
@@ -45,10 +45,12 @@ class Plugin(dra_grpc.DRAPluginBase):
         await asyncio.gather(*(self.prepare(claim, response.claims[claim.uid]) for claim in claims))
         await stream.send_message(response)
 
-    async def prepare(self, one: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
+    async def prepare(self, wire_claim: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
         try:
-            obj = json.loads((ROOT / "claims" / f"{one.name}.json").read_text())
-            claim = drahealth.parse_claim(obj, NAME, drahealth.ClaimRef(one.namespace, one.name, one.uid))
+            obj = json.loads((ROOT / "claims" / f"{wire_claim.name}.json").read_text())
+            claim = drahealth.parse_claim(
+                obj, NAME, drahealth.ClaimRef(wire_claim.namespace, wire_claim.name, wire_claim.uid)
+            )
             answer.devices.extend(await prepare(claim))
         except drahealth.PrepareError as error:
             answer.error = error.text

@@ -19,7 +19,7 @@ GRPCIO: Final = "grpcio client"
 SOCKET_CLIENT: Final = "socket client"
 OTHER_PROCESS: Final = "other process"
 OBSERVERS: Final = (GRPCIO, SOCKET_CLIENT, OTHER_PROCESS, "test")
-"""What can see the result of a test, the most independent first: grpcio is not the agent's library."""
+"""Observers of a test's result, the most independent first: grpcio is not the agent's library."""
 OBSERVER_PROPERTY: Final = "seen_by"
 """Property of each test in pytest's JUnit file, one of OBSERVERS."""
 
@@ -98,7 +98,7 @@ def read_observers(paths: Iterable[Path]) -> dict[str, str]:
     found = defaultdict(set)
     for test, case in _test_cases(paths):
         found[test] |= {
-            one.get("value", "") for one in case.iter("property") if one.get("name") == OBSERVER_PROPERTY
+            item.get("value", "") for item in case.iter("property") if item.get("name") == OBSERVER_PROPERTY
         }
     return {test: most_independent(observers) for test, observers in found.items()}
 
@@ -116,7 +116,7 @@ def _test_cases(paths: Iterable[Path]) -> Iterator[tuple[str, ElementTree.Elemen
             yield f"{file}.py::{case.get('name', '').partition('[')[0]}", case
 
 
-def unproven(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
+def unproven_faults(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
     """Return the rows whose test did not run, was skipped, or failed in any case."""
     problems = []
     for fault in faults:

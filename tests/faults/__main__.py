@@ -12,7 +12,7 @@ from . import (
     read_results,
     read_seconds,
     save_runs,
-    unproven,
+    unproven_faults,
 )
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     faults = read_faults()
     if args.markdown:
-        if problems := unproven(faults, read_results(args.markdown)):
+        if problems := unproven_faults(faults, read_results(args.markdown)):
             raise SystemExit("\n".join([*problems, f"{len(problems)} of {len(faults)} faults are not shown"]))
         seconds, observers = read_seconds(args.markdown), read_observers(args.markdown)
         save_runs(

@@ -195,7 +195,7 @@ class BusyNode:
                 version = self.random.choice(("v1", "v1alpha1"))
                 self._watchers.append(watch_health(self.driver_socket, version))
         for watcher in self._watchers:
-            while watcher.pending():
+            while watcher.pending_count():
                 with suppress(grpc.RpcError):  # the stream has ended
                     watcher.next()
 

@@ -177,8 +177,8 @@ def _prepare_answer() -> bytes:
 
 def _health_list() -> bytes:
     found = message_class("v1", "NodeWatchResourcesResponse")()
-    one = found.devices.add(health=1, last_updated_time=1_700_000_000, health_check_timeout_seconds=30)
-    one.device.pool_name, one.device.device_name = "node-1", "gpu-0"
+    added = found.devices.add(health=1, last_updated_time=1_700_000_000, health_check_timeout_seconds=30)
+    added.device.pool_name, added.device.device_name = "node-1", "gpu-0"
     data: bytes = found.SerializeToString()
     return data
 
@@ -540,7 +540,7 @@ def fuzz(
     """
     chance = random.Random(f"{name} {seed}")
     inputs = inputs_of(name, target)
-    seen = {outcome(target, one) for one in inputs}
+    seen = {outcome(target, entry) for entry in inputs}
     runs, until_s = 0, time.monotonic() + seconds
     while not runs or time.monotonic() < until_s:
         data = mutate(chance.choice(inputs), inputs, chance)

@@ -64,7 +64,7 @@ class DamagedHistory:
             struct.pack(">HB", len(self._places) // 2, 0),
         ]
 
-    def damaged(self, data: bytes) -> bytes:
+    def apply_damage(self, data: bytes) -> bytes:
         """Return the file with the changes in an input."""
         out, rest = bytearray(self._whole), data
         while len(rest) >= 3:
@@ -85,7 +85,7 @@ class DamagedHistory:
             UnusableFile: A reader found the damage.
             HistoryBug: A reader or the writer did something that it must not do.
         """
-        damaged = self.damaged(data)
+        damaged = self.apply_damage(data)
         self._place(damaged)
         recorded = self._record()
         self._place(damaged)

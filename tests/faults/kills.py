@@ -100,7 +100,7 @@ class Forks:
 
 
 class Kept:
-    """What the files of an agent must have, from what was answered or seen in them."""
+    """Required content of an agent's files, from answers and from earlier content."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -130,7 +130,7 @@ class Kept:
         self._prepared.add(uid)
         self.answered += 1
 
-    def lost(self) -> list[str]:
+    def find_losses(self) -> list[str]:
         """Return what the files lack, or why a file is damaged."""
         ledger, damaged = load_ledger(self._state / "drivers" / DRIVER, DRIVER)
         faults, unreadable = load_gpu_faults(self._state / "gpu-faults.json")
@@ -138,7 +138,7 @@ class Kept:
         problems += [f"prepare of claim {uid}" for uid in self._prepared - ledger.claims.keys()]
         history = self._state / HISTORY_FILE
         if history.exists():
-            usages = {one.id for group in read_history(history)[:2] for one in group}
+            usages = {fault.id for group in read_history(history)[:2] for fault in group}
             changes = [(change.period, change.number) for change in read_verdicts(history).changes]
             problems += [f"usage {usage}" for usage in self._usages - usages]
             problems += [
@@ -211,7 +211,7 @@ def kill_agents(kills: int, seed: int) -> Run:
                     kill_one(node, forks, kept, chance)
                 except RuntimeError as error:
                     raise RuntimeError(f"kill {number}: {error}: {log.read_text()[-4000:]}") from None
-                problems = kept.lost()
+                problems = kept.find_losses()
                 if "Traceback" in (text := log.read_text()):
                     problems.append(text[-4000:])
                 if problems:

@@ -74,19 +74,21 @@ def read_sample(process: psutil.Process, cgroups: Path, began_s: float) -> Sampl
 def evaluate(samples: list[Sample], seconds: float) -> dict[str, Any]:
     """Return the figures of a run after its warm-up."""
     steady = [sample for sample in samples if sample.at_s > seconds * WARM_UP]
-    at_s = [one.at_s for one in steady]
+    at_s = [sample.at_s for sample in steady]
     return {
         "seconds": round(seconds),
         "samples": len(steady),
         "rss_first_mib": round(steady[0].rss_mib, 1),
         "rss_last_mib": round(steady[-1].rss_mib, 1),
-        "rss_slope_mib_h": round(growth_per_hour(at_s, [one.rss_mib for one in steady]), 2),
-        "heap_slope_mib_h": round(growth_per_hour(at_s, [one.heap_mib for one in steady]), 2),
-        "descriptors": max(one.descriptors for one in steady),
-        "descriptors_growth": growth_of_medians([one.descriptors for one in steady]),
-        "other_descriptors_growth": growth_of_medians([one.descriptors - one.cgroup_files for one in steady]),
-        "threads": max(one.threads for one in steady),
-        "threads_growth": growth_of_medians([one.threads for one in steady]),
+        "rss_slope_mib_h": round(growth_per_hour(at_s, [sample.rss_mib for sample in steady]), 2),
+        "heap_slope_mib_h": round(growth_per_hour(at_s, [sample.heap_mib for sample in steady]), 2),
+        "descriptors": max(sample.descriptors for sample in steady),
+        "descriptors_growth": growth_of_medians([sample.descriptors for sample in steady]),
+        "other_descriptors_growth": growth_of_medians(
+            [sample.descriptors - sample.cgroup_files for sample in steady]
+        ),
+        "threads": max(sample.threads for sample in steady),
+        "threads_growth": growth_of_medians([sample.threads for sample in steady]),
     }
 
 

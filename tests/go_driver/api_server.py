@@ -97,7 +97,7 @@ class ApiServer:
         refuse it with an ApiError."""
         return target
 
-    # --- for tests ----------------------------------------------------------------------------------------
+    # --- methods for tests --------------------------------------------------------------------------------
 
     def add_node(self, name: str) -> None:
         """Add a node."""
@@ -120,7 +120,7 @@ class ApiServer:
         with self._changed:
             return len(self._changes)
 
-    def published(self, driver: str, since: int) -> list[dict[str, Any]]:
+    def published_slices(self, driver: str, since: int) -> list[dict[str, Any]]:
         """Return all slices that a driver created or updated after a change, in order."""
         with self._changed:
             changes = [obj for obj in self._changes[since:] if obj.kind != "DELETED"]
@@ -145,7 +145,7 @@ class ApiServer:
     def all_of(self, path: str, selector: Mapping[str, str]) -> dict[str, Any]:
         """Return all objects of a collection that match a field selector."""
         with self._changed:
-            items = [obj for _, obj in self._selected(path, selector)]
+            items = [obj for _, obj in self._select_objects(path, selector)]
             return {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": f"{KINDS[path.rpartition('/')[2]]}List",
@@ -185,7 +185,7 @@ class ApiServer:
     def delete_all(self, path: str, selector: Mapping[str, str]) -> dict[str, Any]:
         """Delete all objects of a collection that match a field selector."""
         with self._changed:
-            for found, obj in self._selected(path, selector):
+            for found, obj in self._select_objects(path, selector):
                 del self._objects[found]
                 self._notify("DELETED", found, obj)
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
@@ -193,7 +193,7 @@ class ApiServer:
     def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Merge a change into an object."""
         with self._changed:
-            return self._store(path.rpartition("/")[0], _merged(self.get(path), change))
+            return self._store(path.rpartition("/")[0], _apply_merge_patch(self.get(path), change))
 
     def watch(self, path: str, selector: Mapping[str, str], query: Mapping[str, str]) -> Iterator[bytes]:
         """Yield watch events of a collection as JSON lines: initial objects if requested, then changes."""
@@ -202,7 +202,7 @@ class ApiServer:
         with self._changed:
             sent_count = len(self._changes)
             if initial or since in {"", "0"}:
-                lines = [_event("ADDED", obj) for _, obj in self._selected(path, selector)]
+                lines = [_event("ADDED", obj) for _, obj in self._select_objects(path, selector)]
             else:
                 lines, sent_count = [], int(since)
             if initial:
@@ -211,13 +211,13 @@ class ApiServer:
                 end = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": meta}
                 lines.append(_event("BOOKMARK", end))
         yield from lines
-        while (changes := self._after(sent_count)) is not None:
+        while (changes := self._wait_changes_after(sent_count)) is not None:
             for change in changes:
                 if change.path.startswith(f"{path}/") and _has(change.object, selector):
                     yield _event(change.kind, change.object)
             sent_count += len(changes)
 
-    def _after(self, sent_count: int) -> list[Change] | None:
+    def _wait_changes_after(self, sent_count: int) -> list[Change] | None:
         """Wait for changes after the first ``sent_count``. None: the server stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or len(self._changes) > sent_count)
@@ -245,18 +245,18 @@ class ApiServer:
         self._changes.append(Change(kind, path, shown))
         self._changed.notify_all()
 
-    def _selected(self, path: str, selector: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    def _select_objects(self, path: str, selector: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
         found = [item for item in self._objects.items() if item[0].startswith(f"{path}/")]
         return sorted(item for item in found if _has(item[1], selector))
 
     # --- connections --------------------------------------------------------------------------------------
 
-    def opened(self, connection: socket.socket) -> None:
+    def add_connection(self, connection: socket.socket) -> None:
         """Remember an open connection."""
         with self._changed:
             self._connections.add(connection)
 
-    def closed(self, connection: socket.socket) -> None:
+    def remove_connection(self, connection: socket.socket) -> None:
         """Forget a closed connection."""
         with self._changed:
             self._connections.discard(connection)
@@ -276,14 +276,14 @@ def _check_slice(devices: list[dict[str, Any]], now: str) -> None:
             taint.setdefault("timeAdded", now)
 
 
-def _merged(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_merge_patch(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object with the members of a merge patch; None removes a member."""
     merged = dict(old)
     for key, value in change.items():
         if value is None:
             merged.pop(key, None)
         else:
-            merged[key] = _merged(merged.get(key, {}), value) if isinstance(value, dict) else value
+            merged[key] = _apply_merge_patch(merged.get(key, {}), value) if isinstance(value, dict) else value
     return merged
 
 
@@ -315,10 +315,10 @@ def _handler_of(api: ApiServer) -> type[BaseHTTPRequestHandler]:
 
         def setup(self) -> None:
             super().setup()
-            api.opened(self.connection)
+            api.add_connection(self.connection)
 
         def finish(self) -> None:
-            api.closed(self.connection)
+            api.remove_connection(self.connection)
             super().finish()
 
         def handle(self) -> None:

@@ -57,7 +57,7 @@ class GoModule:
             assert user.go("mod", "edit", *changes).returncode == 0
         return user
 
-    def published(self, proxy: Path, cache: Path, *, version: str) -> "GoModule":
+    def publish_version(self, proxy: Path, cache: Path, *, version: str) -> "GoModule":
         """Return the module with a module proxy that has this version of it, and with a module cache of its
         own, which takes all other modules from the real cache."""
         real = Path(self.go("env", "GOMODCACHE").stdout.strip())

@@ -131,9 +131,9 @@ class GoNode(Node):
         """Create a pod and its claims, and bind it to the node."""
         return super().run(name, *asks, driver=driver)
 
-    def running(self, name: str, *asks: Ask, driver: str = GO) -> Pod:
+    def run_and_wait(self, name: str, *asks: Ask, driver: str = GO) -> Pod:
         """Run a pod and wait until its claims are prepared."""
-        return super().running(name, *asks, driver=driver)
+        return super().run_and_wait(name, *asks, driver=driver)
 
     def failures(self, pod: Pod) -> list[Event]:
         """Return the pod's events of claims that a driver could not prepare.
@@ -195,10 +195,10 @@ class GoNode(Node):
     def wait_prepared(self, claim: str) -> None:
         """Wait until the agent has recorded the claim as prepared."""
 
-        def prepared() -> bool:
+        def is_prepared() -> bool:
             return self.prepares().get(claim, {}).get("state") == "prepared"
 
-        self.kubelet.wait_for(prepared, f"{claim} is prepared")
+        self.kubelet.wait_for(is_prepared, f"{claim} is prepared")
 
 
 class GoProgram(Program):

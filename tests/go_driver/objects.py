@@ -85,4 +85,4 @@ def _plain(field: FieldDescriptor, value: Any) -> Any:
     if inner.GetOptions().map_entry:
         nested = inner.fields_by_name["value"].message_type is not None
         return {key: as_json(value[key]) if nested else value[key] for key in value}
-    return [as_json(one) for one in value] if field.is_repeated else as_json(value)
+    return [as_json(item) for item in value] if field.is_repeated else as_json(value)

@@ -47,8 +47,8 @@ def test_each_kubelet_version_gets_the_agents_health(
     node.kubelet.wait_registered(GO)
     (registered,) = node.kubelet.history.of(Registered)
     assert (registered.driver, registered.services) == (GO, SERVICES)
-    assert [one.service for one in node.kubelet.history.of(StreamOpened)] == [service]
-    pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_0}))
+    assert [stream.service for stream in node.kubelet.history.of(StreamOpened)] == [service]
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_0}))
     node.sysfs.resize(7)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     with watch_health(node.socket) as agent:
@@ -81,7 +81,7 @@ def test_stopped_agent_makes_every_device_unknown_with_reason(
     node: GoNode, agent: Agent, number: signal.Signals
 ) -> None:
     """The change comes before a lease expires, which would drop the reason."""
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     since = len(node.kubelet.history)
     agent.end(number)
     assert node.socket.exists() is (number is signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_stopped_agent_makes_every_device_unknown_with_reason(
 def test_driver_without_agent_prepares_and_reports_unknown(node: GoNode) -> None:
     node.driver()
     node.wait_agent_absent(PAGES, CPU_0, CPU_1)
-    pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     node.agent()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     assert node.kubelet.history.of(StreamEnded) == []

@@ -54,7 +54,7 @@ def test_generated_messages_match_the_proto(library: GoModule, tmp_path: Path) -
 
 @pytest.mark.parametrize("directory", [LIBRARY, DRIVER], ids=lambda path: path.name)
 def test_each_file_begins_with_its_licence(directory: Path) -> None:
-    """Needs no Go."""
+    """The test needs no Go."""
     assert (LIBRARY / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     written = [path for path in directory.rglob("*.go") if not path.name.endswith(".pb.go")]
     licence = "// Copyright The drahealth Authors.\n// SPDX-License-Identifier: Apache-2.0\n\n"
@@ -141,8 +141,8 @@ func main() {{ println((&one.GpuPart{{Pci: "a"}}).String(), (&other.GpuPart{{Pci
 
 
 def test_library_can_be_fetched_with_go_get(library: GoModule, tmp_path: Path) -> None:
-    """From a module proxy, as of its tag; the program is the example of the package's documentation."""
-    user = library.published(tmp_path / "proxy", tmp_path / "cache", version="v0.1.0").used_by(
+    """The user gets the module from a proxy, by tag; its program is the example of the documentation."""
+    user = library.publish_version(tmp_path / "proxy", tmp_path / "cache", version="v0.1.0").used_by(
         USER, tmp_path / "driver", replaced=False
     )
     fetched = user.go("get", f"{LIBRARY_PATH}/drahealth@v0.1.0")
@@ -238,7 +238,7 @@ def test_go_doc_prints_the_reference(library: GoModule) -> None:
 
 
 def test_lines_to_write_in_the_readme_are_in_the_driver() -> None:
-    """Needs no Go."""
+    """The test needs no Go."""
     section = (LIBRARY / "README.md").read_text().partition(f"{WHAT_TO_WRITE}\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```go\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) <= LINES_TO_WRITE

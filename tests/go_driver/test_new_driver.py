@@ -40,11 +40,11 @@ def new_driver(go: GoModule, name: str, directory: Path) -> GoModule:
 
 
 @pytest.fixture(scope="session")
-def made(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> GoModule:
+def generated_module(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> GoModule:
     return new_driver(go, GO, tmp_path_factory.mktemp("new") / "driver")
 
 
-# --- its files --------------------------------------------------------------------------------------------
+# --- files of the new driver ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -64,12 +64,14 @@ def test_new_driver_is_formatted_and_passes_vet_and_its_tests(
 
 
 @pytest.mark.slow  # conform records for 40 s
-def test_new_driver_passes_conform_with_claims_at_once(made: GoModule, tmp_path: Path) -> None:
+def test_new_driver_passes_conform_with_claims_at_once(generated_module: GoModule, tmp_path: Path) -> None:
     command = tmp_path / "drahealth"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agent "$@"\n')
     command.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = made.go("test", "-count=1", "-v", "-run", "Conforms", ".", PATH=path, PYTHONPATH=str(ROOT))
+    done = generated_module.go(
+        "test", "-count=1", "-v", "-run", "Conforms", ".", PATH=path, PYTHONPATH=str(ROOT)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--- PASS: TestDriverConforms" in done.stdout, done.stdout
 
@@ -111,13 +113,15 @@ class NewDriverNode(GoNode):
     def codes(self, device: str) -> tuple[str, list[str]]:
         """Return the agent's health and codes of a device, from its own socket."""
         document = self.drahealth("watch", "--once", str(self.root / "agent/run/agent.sock"))
-        (found,) = [one for one in document["devices"] if one["name"] == device]
+        (found,) = [entry for entry in document["devices"] if entry["name"] == device]
         return found["health"], [cause["code"] for cause in found["causes"]]
 
 
 @pytest.fixture
-def make_node(made: GoModule, decode: Decode, tmp_path: Path) -> Iterator[Callable[..., NewDriverNode]]:
-    made.build(tmp_path / "driver")
+def make_node(
+    generated_module: GoModule, decode: Decode, tmp_path: Path
+) -> Iterator[Callable[..., NewDriverNode]]:
+    generated_module.build(tmp_path / "driver")
     with ExitStack() as stack:
 
         def make(**kubelet: Any) -> NewDriverNode:
@@ -141,7 +145,7 @@ def test_finding_of_the_driver_check_reaches_pods_and_prepares(
     node = make_node(**kubelet)
     node.agent()
     node.new_driver()
-    pod = node.running("it", Ask("it", {"card": FIRST}))
+    pod = node.run_and_wait("it", Ask("it", {"card": FIRST}))
     (node.dev / "null").unlink()
     message = node.kubelet.wait_health(GO, NODE, FIRST, "Unhealthy").message
     assert message.startswith(f"{MISSING}{node.dev}/null does not exist. Advice: check the kernel module")
@@ -181,5 +185,7 @@ def test_restarted_agent_has_the_results_of_the_driver_check(make_node: Callable
     node.agent()
     assert node.kubelet.wait_health(GO, NODE, FIRST, "Unhealthy").message.startswith(MISSING)
     node.wait_healthy(OTHER)
-    changes = [one.health for one in node.kubelet.history.of(Changed, since=since) if one.device == FIRST]
+    changes = [
+        change.health for change in node.kubelet.history.of(Changed, since=since) if change.device == FIRST
+    ]
     assert "Healthy" not in changes

@@ -128,7 +128,7 @@ def test_device_failure_found_by_the_driver_lasts_until_a_prepare(
     message = node.kubelet.wait_health(GO, NODE, CPU_1, "Unhealthy").message
     assert message.startswith("cpu.offline: CPUs 1 are not online. Advice: ")
     set_online(node, "0-1")
-    node.end(pod, node.running("another", Ask("another", {"r": CPU_1})))
+    node.end(pod, node.run_and_wait("another", Ask("another", {"r": CPU_1})))
     node.wait_healthy(CPU_1)
 
 
@@ -154,8 +154,8 @@ def test_claim_of_an_unhealthy_device_is_not_tried(node: GoNode) -> None:
 @pytest.mark.usefixtures("driver")
 def test_failed_unprepare_of_an_unhealthy_device_succeeds(node: GoNode) -> None:
     """Otherwise its pod could not terminate. The error of a Healthy device is returned until it is fixed."""
-    broken = node.running("broken", Ask("broken", {"r": PAGES}))
-    working = node.running("working", Ask("working", {"r": CPU_0}))
+    broken = node.run_and_wait("broken", Ask("broken", {"r": PAGES}))
+    working = node.run_and_wait("working", Ask("working", {"r": CPU_0}))
     node.sysfs.resize(7)
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
     for claim in ("broken", "working"):
@@ -165,12 +165,12 @@ def test_failed_unprepare_of_an_unhealthy_device_succeeds(node: GoNode) -> None:
     node.kubelet.delete_pod(working)
     node.end(broken)
 
-    def answered() -> set[tuple[str, str]]:
+    def classified_errors() -> set[tuple[str, str]]:
         failures = node.kubelet.history.of(UnprepareFailed)
         return {(failure.pod, failure.error) for failure in failures if "[class=" in failure.error}
 
-    node.kubelet.wait_for(answered, "a failure with the agent's text")
-    assert answered() == {
+    node.kubelet.wait_for(classified_errors, "a failure with the agent's text")
+    assert classified_errors() == {
         (
             working.uid,
             "NodeUnprepareResources failed for ResourceClaim working: [class=unknown code=os.enotempty"
@@ -228,7 +228,7 @@ def test_results_without_agent_are_reported_when_it_is_back(
     node: GoNode, agent: Agent, driver: Program
 ) -> None:
     agent.end(signal.SIGKILL)
-    pod = node.running("it", Ask("it", {"cpu": CPU_0, "pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_0, "pages": PAGES}))
     node.agent()
     node.wait_prepared("it")
     node.end(pod)
@@ -242,7 +242,7 @@ def test_hung_agent_delays_no_claim_beyond_the_deadline(make_node: Callable[...,
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     agent.process.send_signal(signal.SIGSTOP)
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [WRONG]))
-    pods = [node.running(f"{number}", Ask(f"it-{number}", {"cpu": CPU_1})) for number in range(5)]
+    pods = [node.run_and_wait(f"{number}", Ask(f"it-{number}", {"cpu": CPU_1})) for number in range(5)]
     node.wait_event(wrong, "wrong", WRONG_CPUS)
     node.end(*pods)
     calls = node.calls() + node.calls("NodeUnprepareResources")
@@ -264,7 +264,7 @@ def test_command_and_parameters_of_the_readme_work(node: GoNode) -> None:
     node.wait_healthy(PAGES)
     values = yaml.safe_load(block)
     wanted = parameters(values.pop("kind"), **values)
-    pod = node.running("it", Ask("it", {"pages": PAGES}, (wanted,)))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}, (wanted,)))
     (file,) = node.cdi.glob("*.json")
     (device,) = json.loads(file.read_text())["devices"]
     assert f"size={values['pages'] * 2048}K" in device["containerEdits"]["mounts"][0]["options"]

@@ -17,7 +17,7 @@ def test_shrunk_real_pool_is_unhealthy_in_the_pod_status(node: GoNode) -> None:
         node.agent(real=True)
         node.driver(real=True, pages=POOL_PAGES)
         node.wait_healthy(PAGES)
-        pod = node.running("it", Ask("it", {"pages": PAGES}))
+        pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
         pool.resize(POOL_PAGES - 1)
         message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
         assert message.startswith(
@@ -45,7 +45,7 @@ def test_offline_real_cpu_fails_only_claims_of_its_device(node: GoNode) -> None:
             f"[class=failed-device code=cpu.offline device={GO}/{NODE}/{CPU_1} request=r retry=after-repair]"
             " CPU 1 offline, declared: 1; the device is Unhealthy, its taint is offered.",
         )
-        node.end(node.running("other", Ask("other", {"r": CPU_0})))
+        node.end(node.run_and_wait("other", Ask("other", {"r": CPU_0})))
         cpu.set_online(True)
         node.kubelet.wait_running(pod)
         node.wait_healthy(CPU_1)

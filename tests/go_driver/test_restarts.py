@@ -12,9 +12,11 @@ OLD_POD, NEW_POD = "pod-old", "pod-new"
 
 
 def test_stopped_driver_leaves_no_socket_and_a_new_one_continues(node: GoNode, driver: Program) -> None:
-    pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [parameters("CpuParameters", cpus="9")]))
-    node.kubelet.wait_for(lambda: any("[class=" in one.message for one in node.failures(wrong)), "the error")
+    node.kubelet.wait_for(
+        lambda: any("[class=" in failure.message for failure in node.failures(wrong)), "the error"
+    )
     files = {path.name: path.read_bytes() for path in node.cdi.iterdir()}
     assert driver.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the cleared health")
@@ -33,7 +35,7 @@ def test_stopped_driver_leaves_no_socket_and_a_new_one_continues(node: GoNode, d
 
 def test_driver_after_a_kill_prepares_the_same_devices(node: GoNode, driver: Program) -> None:
     claim = Ask("it", {"pages": PAGES}, [parameters("HugepagesParameters", pages=3)])
-    pod = node.running("it", claim)
+    pod = node.run_and_wait("it", claim)
     (file,) = node.cdi.iterdir()
     before = file.read_bytes()
     assert driver.end(signal.SIGKILL) == -signal.SIGKILL
@@ -50,7 +52,7 @@ def test_driver_after_a_kill_prepares_the_same_devices(node: GoNode, driver: Pro
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("graceful", [True, False])
 def test_restarted_kubelet_shows_the_same_state(node: GoNode, graceful: bool) -> None:
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     node.sysfs.resize(7)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     node.wait_resources(pod, [("Unhealthy", message)])
@@ -68,10 +70,10 @@ def test_old_instance_stops_in_a_rolling_update_without_loss(node: GoNode) -> No
     node.agent(config=SHORT)
     old = node.driver("--pod-uid", OLD_POD)
     node.wait_healthy(PAGES, CPU_0, CPU_1)
-    pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_0}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_0}))
     node.driver("--pod-uid", NEW_POD)
     node.kubelet.wait_registered(GO, count=2)
-    names = {one.endpoint.rpartition("/")[2] for one in node.kubelet.history.of(Registered)}
+    names = {plugin.endpoint.rpartition("/")[2] for plugin in node.kubelet.history.of(Registered)}
     assert names == {f"dra-{OLD_POD}.sock", f"dra-{NEW_POD}.sock"}
     assert old.end() == 0
     (ended,) = node.kubelet.wait_for(lambda: node.kubelet.history.of(StreamEnded), "the end of the stream")
@@ -81,5 +83,5 @@ def test_old_instance_stops_in_a_rolling_update_without_loss(node: GoNode) -> No
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
     node.sysfs.resize(7)
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
-    node.end(pod, node.running("another", Ask("another", {"cpu": CPU_1})))
+    node.end(pod, node.run_and_wait("another", Ask("another", {"cpu": CPU_1})))
     assert node.calls()[-1].endpoint.endswith(f"dra-{NEW_POD}.sock")

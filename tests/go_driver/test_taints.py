@@ -19,11 +19,13 @@ def wait_published(node: GoNode, **tainted: int) -> dict[str, list[Mapping[str, 
     """Wait until exactly these devices have these numbers of taints; return the taints."""
     expected = {CPU_0: 0, CPU_1: 0, PAGES: tainted.get("pages", 0)}
 
-    def published() -> dict[str, list[Mapping[str, Any]]] | None:
+    def published_taints() -> dict[str, list[Mapping[str, Any]]] | None:
         found = taints_of(*node.api.slices(GO))
         return found if {device: len(taints) for device, taints in found.items()} == expected else None
 
-    return node.kubelet.wait_for(published, f"ResourceSlices with {expected} taints")  # updates are 5 s apart
+    return node.kubelet.wait_for(
+        published_taints, f"ResourceSlices with {expected} taints"
+    )  # updates are 5 s apart
 
 
 def test_taint_is_published_with_its_cause_and_removed_with_it(node: GoNode) -> None:
@@ -53,4 +55,4 @@ def test_taint_survives_restarts_with_its_time(node: GoNode) -> None:
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
     node.api.wipe(GO)  # as a kubelet does at its start
     assert wait_published(node, pages=1)[PAGES] == [before]
-    assert {len(taints_of(one)[PAGES]) for one in node.api.published(GO, version)} == {1}
+    assert {len(taints_of(obj)[PAGES]) for obj in node.api.published_slices(GO, version)} == {1}

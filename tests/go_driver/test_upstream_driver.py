@@ -115,7 +115,7 @@ def node(upstream: Path, decode: Decode, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_check_of_the_upstream_driver_reaches_the_pod(node: UpstreamNode) -> None:
-    pod = node.running("it", Ask("it", {"gpu": FIRST}), driver=GPU)
+    pod = node.run_and_wait("it", Ask("it", {"gpu": FIRST}), driver=GPU)
     node.state(FIRST, "burnt")
     message = node.kubelet.wait_health(GPU, NODE, FIRST, "Unhealthy").message
     assert message.startswith("gpu.simulated: state is burnt")

@@ -24,7 +24,7 @@ from agent.model.claim import DeviceRef
 from agent.model.history import GONE
 from agent.model.settings import UsageHistoryLimits
 from agent.store.history_file import HistoryFile
-from golden.compare import VOLATILE, masked
+from golden.compare import VOLATILE, mask_keys
 from golden.files import INPUTS, MESSAGES, RELEASE, load, plant, temporary_root
 
 NOW_S: Final = 1_790_000_000.0
@@ -123,7 +123,11 @@ def result(case: Case) -> dict[str, Any]:
     if "Traceback" in err:
         raise AssertionError(f"{' '.join(argv)}: {err}")
     document = json.loads(out) if out else None
-    return {"exit": code, "complains": bool(err), "document": _without_host(masked(document, case.volatile))}
+    return {
+        "exit": code,
+        "complains": bool(err),
+        "document": _without_host(mask_keys(document, case.volatile)),
+    }
 
 
 def _without_host(document: Any) -> Any:
@@ -162,7 +166,7 @@ class Answers(grpc.GenericRpcHandler):
 
 
 @contextmanager
-def serving(socket: Path, unary: Mapping[str, bytes], streams: Mapping[str, bytes]) -> Iterator[None]:
+def serve_answers(socket: Path, unary: Mapping[str, bytes], streams: Mapping[str, bytes]) -> Iterator[None]:
     """Serve fixed answers on a unix socket."""
     socket.parent.mkdir(parents=True, exist_ok=True)
     server = grpc.server(ThreadPoolExecutor(4), handlers=[Answers(unary, streams)])
@@ -175,8 +179,8 @@ def serving(socket: Path, unary: Mapping[str, bytes], streams: Mapping[str, byte
 
 
 @contextmanager
-def nothing(root: Path) -> Iterator[None]:
-    """A node without a file."""
+def empty_node(root: Path) -> Iterator[None]:
+    """Leave the node without a file."""
     yield
 
 
@@ -184,24 +188,24 @@ def node(overlay: Mapping[str, str] | None = None) -> Any:
     """Return a place: a node of two NUMA nodes, four CPUs and two pods, as files; changed by an overlay."""
 
     @contextmanager
-    def planted(root: Path) -> Iterator[None]:
+    def plant_node(root: Path) -> Iterator[None]:
         plant(root, {**load(INPUTS / "scan.json"), **(overlay or {})})
         yield
 
-    return planted
+    return plant_node
 
 
 def gpus(branch: int, *scenario: str) -> Any:
     """Return a place: the same node with GPUs of the fake NVML."""
 
     @contextmanager
-    def planted(root: Path) -> Iterator[None]:
+    def plant_node(root: Path) -> Iterator[None]:
         plant(root, load(INPUTS / "scan.json"))
         (root / "scenario").write_text("".join(f"{line}\n" for line in scenario))
         (root / "nvml.so").symlink_to(fake_nvml.library(branch))
         yield
 
-    return planted
+    return plant_node
 
 
 def agent_messages() -> dict[str, str]:
@@ -211,31 +215,31 @@ def agent_messages() -> dict[str, str]:
 
 
 @contextmanager
-def agent_running(root: Path) -> Iterator[None]:
-    """An agent's sockets, which answer as an earlier release did."""
+def serve_old_agent(root: Path) -> Iterator[None]:
+    """Serve an agent's sockets, which answer as an earlier release did."""
     sent = agent_messages()
     report, status = bytes.fromhex(sent["report"]), bytes.fromhex(sent["status"])
     health = bytes.fromhex(sent["health.0"])
     with (
-        serving(root / "run/agent.sock", {f"{AGENT}/Status": status}, {f"{AGENT}/Watch": report}),
-        serving(root / f"run/drivers/{DRIVER}.sock", {}, {HEALTH: health}),
+        serve_answers(root / "run/agent.sock", {f"{AGENT}/Status": status}, {f"{AGENT}/Watch": report}),
+        serve_answers(root / f"run/drivers/{DRIVER}.sock", {}, {HEALTH: health}),
     ):
         yield
 
 
 @contextmanager
-def new_agent(root: Path) -> Iterator[None]:
-    """The socket of an agent that has no report yet."""
+def serve_new_agent(root: Path) -> Iterator[None]:
+    """Serve the socket of an agent that has no report yet."""
     status = bytes.fromhex(agent_messages()["status.new"])
-    with serving(root / "run/agent.sock", {f"{AGENT}/Status": status}, {}):
+    with serve_answers(root / "run/agent.sock", {f"{AGENT}/Status": status}, {}):
         yield
 
 
 @contextmanager
-def old_driver(root: Path) -> Iterator[None]:
-    """The socket of a driver that serves the older version of the kubelet's API alone."""
+def serve_old_driver(root: Path) -> Iterator[None]:
+    """Serve the socket of a driver with only the older version of the kubelet's API."""
     health = bytes.fromhex(agent_messages()["health.0"])
-    with serving(root / "dra.sock", {}, {HEALTH.replace("v1", "v1alpha1"): health}):
+    with serve_answers(root / "dra.sock", {}, {HEALTH.replace("v1", "v1alpha1"): health}):
         yield
 
 
@@ -255,8 +259,8 @@ def release_files(root: Path) -> None:
 
 
 @contextmanager
-def observed(root: Path) -> Iterator[None]:
-    """The history of a week in which a GPU failed, and flapped."""
+def node_with_history(root: Path) -> Iterator[None]:
+    """Write the history of a week in which a GPU failed and flapped."""
     gpu, other = DeviceRef("", "node-1", "gpu-3"), DeviceRef("", "node-1", "gpu-4")
     node = SimulatedNode(wall_s=NOW_S - 7 * 86_400)
     node.start((gpu, samples.HEALTHY), (other, samples.HOT))
@@ -273,48 +277,48 @@ def observed(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def remembered(root: Path) -> Iterator[None]:
-    """The files of the release before, and nothing that runs."""
+def node_of_last_release(root: Path) -> Iterator[None]:
+    """Write the files of the last release; no process runs."""
     release_files(root)
     yield
 
 
-def explained(*served: str) -> Any:
+def node_to_explain(*served: str) -> Any:
     """Return a place: a node with a kubelet, drivers and pods; ``agent`` and ``kubelet`` may be served."""
 
     @contextmanager
-    def planted(root: Path) -> Iterator[None]:
+    def plant_node(root: Path) -> Iterator[None]:
         inputs = load(INPUTS / "explain.json")
         plant(root, inputs["tree"])
         release_files(root)
         with ExitStack() as stack:
             if "agent" in served:
-                stack.enter_context(agent_running(root))
+                stack.enter_context(serve_old_agent(root))
             if "kubelet" in served:
                 kubelet = root / "kubelet"
                 listed = {"/v1.PodResourcesLister/List": bytes.fromhex(inputs["podresources"])}
                 pods = {"/v1alpha1.Pods/ListPods": bytes.fromhex(inputs["pods"])}
-                stack.enter_context(serving(kubelet / "pod-resources/kubelet.sock", listed, {}))
-                stack.enter_context(serving(kubelet / "pods-api/pods-api.sock", pods, {}))
+                stack.enter_context(serve_answers(kubelet / "pod-resources/kubelet.sock", listed, {}))
+                stack.enter_context(serve_answers(kubelet / "pods-api/pods-api.sock", pods, {}))
             yield
 
-    return planted
+    return plant_node
 
 
-def audited(overlay: Mapping[str, str] | None = None) -> Any:
+def node_to_audit(overlay: Mapping[str, str] | None = None) -> Any:
     """Return a place: a node whose pods have cgroups of plain files."""
 
     @contextmanager
-    def planted(root: Path) -> Iterator[None]:
+    def plant_node(root: Path) -> Iterator[None]:
         plant(root, {**load(INPUTS / "audit.json"), **(overlay or {})})
         yield
 
-    return planted
+    return plant_node
 
 
 @contextmanager
-def patterns(root: Path) -> Iterator[None]:
-    """A configuration with patterns of the operator's."""
+def write_patterns(root: Path) -> Iterator[None]:
+    """Write a configuration with error patterns of the operator."""
     plant(root, load(INPUTS / "classify.json")["tree"])
     yield
 
@@ -367,11 +371,11 @@ def _explain(*words: str) -> tuple[str, ...]:
 
 
 def _classify(*words: str) -> Case:
-    return Case(nothing, ("classify", *words, *JSON))
+    return Case(empty_node, ("classify", *words, *JSON))
 
 
 def _cases() -> dict[str, Case]:
-    whole, kubelet, dead = explained("agent", "kubelet"), explained("kubelet"), explained()
+    whole, kubelet, dead = node_to_explain("agent", "kubelet"), node_to_explain("kubelet"), node_to_explain()
     files = ("--pods", "{root}/pods.json", "--claims", "{root}/claims.json")
     everything = ("--pods", "{root}/all.json")
     good = ("--pods", "{root}/good.json")
@@ -379,7 +383,7 @@ def _cases() -> dict[str, Case]:
         "scan": Case(node(), (*SCAN, *NO_GPUS), SCAN_CLOCK),
         "scan-expect": Case(node(), (*SCAN, *NO_GPUS, "--config", "{root}/expect.toml"), SCAN_CLOCK),
         "scan-sick": Case(node(SICK), (*SCAN, *NO_GPUS), SCAN_CLOCK),
-        "scan-nothing": Case(nothing, (*SCAN, *NO_GPUS), SCAN_CLOCK),
+        "scan-nothing": Case(empty_node, (*SCAN, *NO_GPUS), SCAN_CLOCK),
         "scan-gpus": Case(
             gpus(
                 580,
@@ -398,14 +402,14 @@ def _cases() -> dict[str, Case]:
         "scan-pynvml": Case(
             gpus(570, "profile t4 gpus=2"), (*SCAN, *GPUS, "--backend", "pynvml"), SCAN_CLOCK, process=True
         ),
-        "status": Case(agent_running, ("status", *RUNTIME)),
-        "status-new": Case(new_agent, ("status", *RUNTIME)),
-        "status-nothing": Case(nothing, ("status", *RUNTIME)),
-        "watch-once": Case(agent_running, ("watch", "--once", *RUNTIME)),
+        "status": Case(serve_old_agent, ("status", *RUNTIME)),
+        "status-new": Case(serve_new_agent, ("status", *RUNTIME)),
+        "status-nothing": Case(empty_node, ("status", *RUNTIME)),
+        "watch-once": Case(serve_old_agent, ("watch", "--once", *RUNTIME)),
         "watch-driver": Case(
-            agent_running, ("watch", "--once", *JSON, f"{{root}}/run/drivers/{DRIVER}.sock")
+            serve_old_agent, ("watch", "--once", *JSON, f"{{root}}/run/drivers/{DRIVER}.sock")
         ),
-        "watch-old-driver": Case(old_driver, ("watch", "--once", *JSON, "{root}/dra.sock")),
+        "watch-old-driver": Case(serve_old_driver, ("watch", "--once", *JSON, "{root}/dra.sock")),
         "explain-device": Case(whole, _explain(f"{DRIVER}/node-1/gpu-1")),
         "explain-device-well": Case(whole, _explain(f"{DRIVER}/node-1/gpu-0")),
         "explain-device-ambiguous": Case(whole, _explain("gpu-0")),
@@ -426,44 +430,46 @@ def _cases() -> dict[str, Case]:
         "explain-all": Case(whole, (*_explain("--all"), *files)),
         "explain-all-objects-only": Case(dead, ("explain", "--all", *JSON, *files)),
         "explain-unknown": Case(whole, _explain("pod", "team-a/train-9")),
-        "explain-nothing": Case(nothing, _explain("gpu-0")),
-        "audit-good": Case(audited(), ("audit", *AUDIT, *good)),
-        "audit": Case(audited(), ("audit", *AUDIT, *everything)),
-        "audit-all": Case(audited(), ("audit", "--all", *AUDIT, *everything)),
-        "audit-pod": Case(audited(), ("audit", "default/q", *AUDIT, *everything)),
-        "audit-young": Case(audited(), ("audit", "young", *AUDIT, *everything)),
-        "audit-gone": Case(audited(), ("audit", "r", *AUDIT, *everything)),
-        "audit-kubelet": Case(audited(KUBELET), ("audit", *AUDIT, *good)),
-        "audit-old-kubelet": Case(audited(), ("audit", "--kubelet-version", "1.36.2", *AUDIT, *good)),
-        "audit-nothing": Case(nothing, ("audit", *AUDIT)),
-        "prepares": Case(remembered, ("prepares", *PREPARES)),
-        "prepares-driver": Case(remembered, ("prepares", "--driver", NIC, *PREPARES)),
-        "prepares-claim": Case(remembered, ("prepares", "team-a/gpus", *PREPARES)),
-        "prepares-unknown": Case(remembered, ("prepares", "team-a/none", *PREPARES)),
-        "prepares-none": Case(nothing, ("prepares", *PREPARES)),
-        "prepares-codes": Case(nothing, ("prepares", "--codes", *JSON)),
-        "prepares-codes-config": Case(nothing, ("prepares", "--codes", "config", *JSON)),
-        "history": Case(remembered, ("history", *HISTORY)),
-        "history-bad": Case(remembered, ("history", "--bad", *HISTORY)),
-        "history-since": Case(remembered, ("history", "--since", "2h", *HISTORY)),
-        "history-pod": Case(remembered, ("history", "--pod", "team-a/train-2", *HISTORY)),
-        "history-device": Case(remembered, ("history", "--device", "node-1/gpu-1", *HISTORY)),
-        "history-claim": Case(remembered, ("history", "--claim", "c-3", *HISTORY)),
-        "history-unknown": Case(remembered, ("history", "--claim", "none", *HISTORY)),
-        "history-changes": Case(observed, ("history", "--changes", *OBSERVED)),
-        "history-changes-since": Case(observed, ("history", "--since", "6d", *OBSERVED)),
-        "history-summary": Case(observed, ("history", "--summary", *OBSERVED)),
-        "history-flapping": Case(observed, ("history", "--flapping", "--since", "7d", *OBSERVED)),
-        "history-none": Case(nothing, ("history", *HISTORY)),
-        "checks": Case(nothing, ("checks", *JSON)),
-        "checks-xid": Case(nothing, ("checks", "gpu.xid.79", *JSON)),
-        "checks-unlisted": Case(nothing, ("checks", "gpu.xid.9999", *JSON)),
-        "checks-unreadable": Case(nothing, ("checks", "mem.hugepages.pool_shrunk.unreadable", *JSON)),
-        "checks-word": Case(nothing, ("checks", "nvlink", *JSON)),
-        "conform-checks": Case(nothing, ("conform", "--checks", *JSON)),
-        "conform-unserved": Case(nothing, ("conform", "--socket", "{root}/none.sock", "--for", "2s", *JSON)),
+        "explain-nothing": Case(empty_node, _explain("gpu-0")),
+        "audit-good": Case(node_to_audit(), ("audit", *AUDIT, *good)),
+        "audit": Case(node_to_audit(), ("audit", *AUDIT, *everything)),
+        "audit-all": Case(node_to_audit(), ("audit", "--all", *AUDIT, *everything)),
+        "audit-pod": Case(node_to_audit(), ("audit", "default/q", *AUDIT, *everything)),
+        "audit-young": Case(node_to_audit(), ("audit", "young", *AUDIT, *everything)),
+        "audit-gone": Case(node_to_audit(), ("audit", "r", *AUDIT, *everything)),
+        "audit-kubelet": Case(node_to_audit(KUBELET), ("audit", *AUDIT, *good)),
+        "audit-old-kubelet": Case(node_to_audit(), ("audit", "--kubelet-version", "1.36.2", *AUDIT, *good)),
+        "audit-nothing": Case(empty_node, ("audit", *AUDIT)),
+        "prepares": Case(node_of_last_release, ("prepares", *PREPARES)),
+        "prepares-driver": Case(node_of_last_release, ("prepares", "--driver", NIC, *PREPARES)),
+        "prepares-claim": Case(node_of_last_release, ("prepares", "team-a/gpus", *PREPARES)),
+        "prepares-unknown": Case(node_of_last_release, ("prepares", "team-a/none", *PREPARES)),
+        "prepares-none": Case(empty_node, ("prepares", *PREPARES)),
+        "prepares-codes": Case(empty_node, ("prepares", "--codes", *JSON)),
+        "prepares-codes-config": Case(empty_node, ("prepares", "--codes", "config", *JSON)),
+        "history": Case(node_of_last_release, ("history", *HISTORY)),
+        "history-bad": Case(node_of_last_release, ("history", "--bad", *HISTORY)),
+        "history-since": Case(node_of_last_release, ("history", "--since", "2h", *HISTORY)),
+        "history-pod": Case(node_of_last_release, ("history", "--pod", "team-a/train-2", *HISTORY)),
+        "history-device": Case(node_of_last_release, ("history", "--device", "node-1/gpu-1", *HISTORY)),
+        "history-claim": Case(node_of_last_release, ("history", "--claim", "c-3", *HISTORY)),
+        "history-unknown": Case(node_of_last_release, ("history", "--claim", "none", *HISTORY)),
+        "history-changes": Case(node_with_history, ("history", "--changes", *OBSERVED)),
+        "history-changes-since": Case(node_with_history, ("history", "--since", "6d", *OBSERVED)),
+        "history-summary": Case(node_with_history, ("history", "--summary", *OBSERVED)),
+        "history-flapping": Case(node_with_history, ("history", "--flapping", "--since", "7d", *OBSERVED)),
+        "history-none": Case(empty_node, ("history", *HISTORY)),
+        "checks": Case(empty_node, ("checks", *JSON)),
+        "checks-xid": Case(empty_node, ("checks", "gpu.xid.79", *JSON)),
+        "checks-unlisted": Case(empty_node, ("checks", "gpu.xid.9999", *JSON)),
+        "checks-unreadable": Case(empty_node, ("checks", "mem.hugepages.pool_shrunk.unreadable", *JSON)),
+        "checks-word": Case(empty_node, ("checks", "nvlink", *JSON)),
+        "conform-checks": Case(empty_node, ("conform", "--checks", *JSON)),
+        "conform-unserved": Case(
+            empty_node, ("conform", "--socket", "{root}/none.sock", "--for", "2s", *JSON)
+        ),
         "classify-pattern": Case(
-            patterns, ("classify", "bank 3 is locked", "--config", "{root}/config.toml", *JSON)
+            write_patterns, ("classify", "bank 3 is locked", "--config", "{root}/config.toml", *JSON)
         ),
     }
     for number, words in enumerate(load(INPUTS / "classify.json")["errors"]):

@@ -57,7 +57,7 @@ def differences(golden: Any, today: Any, where: str = "", *, prose: bool = False
         prose: Whether texts inside the value are texts for people.
     """
     if isinstance(golden, Mapping) and isinstance(today, Mapping):
-        yield from _mapping(golden, today, where, prose)
+        yield from _compare_mappings(golden, today, where, prose)
     elif isinstance(golden, list) and isinstance(today, list):
         if len(golden) != len(today):
             yield f"{where}: {len(today)} entries, golden {len(golden)}: {_short(today)}"
@@ -81,7 +81,9 @@ def check(golden: Any, today: Any, where: str = "") -> None:
         pytest.fail("\n".join(["differs from the golden file:", *found]), pytrace=False)
 
 
-def _mapping(golden: Mapping[str, Any], today: Mapping[str, Any], where: str, prose: bool) -> Iterator[str]:
+def _compare_mappings(
+    golden: Mapping[str, Any], today: Mapping[str, Any], where: str, prose: bool
+) -> Iterator[str]:
     if list(golden) != list(today):
         yield f"{where}: keys {list(today)}, golden {list(golden)}"
     for key in golden:
@@ -101,24 +103,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def reduced(value: Any, *, prose: bool = False) -> Any:
+def without_prose(value: Any, *, prose: bool = False) -> Any:
     """Return a value without its texts for people: only the codes in them stay."""
     match value:
         case dict():
-            return {key: reduced(inner, prose=prose or key in PROSE) for key, inner in value.items()}
+            return {key: without_prose(inner, prose=prose or key in PROSE) for key, inner in value.items()}
         case list():
-            return [reduced(inner, prose=prose) for inner in value]
+            return [without_prose(inner, prose=prose) for inner in value]
         case str() if prose and value.strip():
             codes = (found if found.endswith(("]", ")")) else f"{found}: " for found in CODES.findall(value))
             return " ".join(["<text>", *codes])
     return value
 
 
-def masked(value: Any, keys: frozenset[str]) -> Any:
+def mask_keys(value: Any, keys: frozenset[str]) -> Any:
     """Return the value with a placeholder for everything under these keys that is not null."""
     if isinstance(value, Mapping):
         return {
-            key: VOLATILE if key in keys and inner is not None else masked(inner, keys)
+            key: VOLATILE if key in keys and inner is not None else mask_keys(inner, keys)
             for key, inner in value.items()
         }
-    return [masked(inner, keys) for inner in value] if isinstance(value, list) else value
+    return [mask_keys(inner, keys) for inner in value] if isinstance(value, list) else value

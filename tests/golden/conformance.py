@@ -78,12 +78,12 @@ def _stream(
     return StreamRecord(opened_s, whole, end, closed_s, goaway)
 
 
-def _ended(status: str, text: str = "", at_s: float = 3.0) -> StreamRecord:
+def _ended_stream(status: str, text: str = "", at_s: float = 3.0) -> StreamRecord:
     return StreamRecord(0.0, (), StreamEnd(at_s, status, text), at_s)
 
 
 SILENT: Final = StreamRecord(0.0, (), None, WINDOW_S)
-UNIMPLEMENTED: Final = _ended("UNIMPLEMENTED", at_s=0.01)
+UNIMPLEMENTED: Final = _ended_stream("UNIMPLEMENTED", at_s=0.01)
 GOOD: Final = SessionRecord(
     SOCKET,
     len(SOCKET),
@@ -110,21 +110,23 @@ def _streams(v1: StreamRecord, v1alpha1: StreamRecord) -> SessionRecord:
     return _with(GOOD, (STREAMS, (ApiVersionStreams(V1, (v1,)), ApiVersionStreams(V1ALPHA1, (v1alpha1,)))))
 
 
-def _both(*lists: HealthList, end: StreamEnd | None = None, goaway: str = "") -> SessionRecord:
+def _both_versions(*lists: HealthList, end: StreamEnd | None = None, goaway: str = "") -> SessionRecord:
     stream = _stream(*lists, end=end, goaway=goaway)
     return _streams(stream, stream)
 
 
 def _device(position: int, value: Any) -> SessionRecord:
-    """A driver that has this in one field of its only device, in each list."""
-    return _both(*(_list(at_s, _with(GPU, (4, WALL_S + int(at_s)), (position, value))) for at_s in TIMES))
+    """Return the session of a driver with this value in one field of its only device, in each list."""
+    return _both_versions(
+        *(_list(at_s, _with(GPU, (4, WALL_S + int(at_s)), (position, value))) for at_s in TIMES)
+    )
 
 
 def _registry(*records: RegistrationRecord) -> SessionRecord:
     return _with(GOOD, (DIRECTORY, RegistrationDirRecord(REGISTRY, KUBELET_DIR, records)))
 
 
-def _introduced(*fields: tuple[int, Any]) -> SessionRecord:
+def _session_with_info(*fields: tuple[int, Any]) -> SessionRecord:
     return _registry(_with(REGISTERED, (0, _with(REGISTRATION, *fields))))
 
 
@@ -148,7 +150,7 @@ RETURNED: Final = ClaimReply(
 
 
 def _claims(**of_stages: PrepareCall) -> SessionRecord:
-    """A driver that prepares a claim; other calls of some stages, by name."""
+    """Return the session of a driver that prepares a claim; `of_stages` replaces calls, by stage."""
     good = PrepareCall((CLAIM,), OK, (RETURNED,))
     ended = PrepareCall((CLAIM,), OK, (ClaimReply("uid-1"),))
     refused = PrepareCall((BAD,), OK, (ClaimReply("uid-2", (), "no claim of this UID"),))
@@ -187,45 +189,51 @@ OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {
     "no UTF-8": _device(6, b"\xff"),
     "long message": _device(6, b"x" * 1030),
     "cut in a character": _device(6, ("x" * 1020 + "é" + "x" * 10).encode()),
-    "message that moves": _both(
+    "message that moves": _both_versions(
         *(_list(at_s, _with(GPU, (6, b"%d" % at_s))) for at_s in (0.01, *range(2, 40, 2)))
     ),
-    "lease that moves": _both(
+    "lease that moves": _both_versions(
         *(_list(at_s, _with(GPU, (5, 30 + int(at_s)))) for at_s in (0.01, *range(2, 40, 2)))
     ),
-    "twice": _both(*(_list(at_s, GPU, GPU) for at_s in TIMES)),
-    "changes pool": _both(_list(0.01, GPU), _list(10, _with(GPU, (1, b"b"))), _list(20, GPU)),
-    "late device": _both(_list(0.01, GPU), _list(8, GPU, OTHER), _list(20, GPU, OTHER)),
+    "twice": _both_versions(*(_list(at_s, GPU, GPU) for at_s in TIMES)),
+    "changes pool": _both_versions(_list(0.01, GPU), _list(10, _with(GPU, (1, b"b"))), _list(20, GPU)),
+    "late device": _both_versions(_list(0.01, GPU), _list(8, GPU, OTHER), _list(20, GPU, OTHER)),
     "versions differ": _streams(_stream(*(_list(at_s, GPU) for at_s in TIMES)), _stream()),
-    "broken": _both(_list(0.01, broken="field 1: ends early")),
-    "cut": _both(_list(0.01, cut=True)),
-    "large": _both(_list(0.01, size=5 << 20)),
-    "one list": _both(_list(0.01)),
-    "late list": _both(*map(_list, (7.0, 17.0, 27.0))),
-    "rare": _both(*map(_list, (0.01, 38.0))),
-    "busy": _both(*(_list(number / 50) for number in range(1, 1900))),
+    "broken": _both_versions(_list(0.01, broken="field 1: ends early")),
+    "cut": _both_versions(_list(0.01, cut=True)),
+    "large": _both_versions(_list(0.01, size=5 << 20)),
+    "one list": _both_versions(_list(0.01)),
+    "late list": _both_versions(*map(_list, (7.0, 17.0, 27.0))),
+    "rare": _both_versions(*map(_list, (0.01, 38.0))),
+    "busy": _both_versions(*(_list(number / 50) for number in range(1, 1900))),
     "silent": _streams(SILENT, SILENT),
     "unimplemented": _streams(UNIMPLEMENTED, UNIMPLEMENTED),
     "old version only": _streams(UNIMPLEMENTED, _stream()),
-    "ends": _streams(_ended("UNAVAILABLE", "going"), _ended("OK")),
-    "floods": _both(_list(0.01), end=StreamEnd(3.0, "INTERNAL", "x", 5 << 20, True)),
-    "says goodbye": _both(*map(_list, TIMES), goaway="too_many_pings"),
+    "ends": _streams(_ended_stream("UNAVAILABLE", "going"), _ended_stream("OK")),
+    "floods": _both_versions(_list(0.01), end=StreamEnd(3.0, "INTERNAL", "x", 5 << 20, True)),
+    "says goodbye": _both_versions(*map(_list, TIMES), goaway="too_many_pings"),
     "leaver ends all": _with(
         GOOD, (LEAVER, _stream(_list(0.1), end=StreamEnd(5.0, "UNAVAILABLE", ""), opened_s=0.1, closed_s=5))
     ),
-    "reader blocks all": _with(_both(_list(0.1)), (STOPPED, StoppedReader(_stream(_list(0.1)), 0.1, 24.0))),
+    "reader blocks all": _with(
+        _both_versions(_list(0.1)), (STOPPED, StoppedReader(_stream(_list(0.1)), 0.1, 24.0))
+    ),
     "not opened again": _with(
-        GOOD, (REOPENINGS, (ReopenedStream("close", _ended("UNAVAILABLE")), ReopenedStream("cancel", SILENT)))
+        GOOD,
+        (
+            REOPENINGS,
+            (ReopenedStream("close", _ended_stream("UNAVAILABLE")), ReopenedStream("cancel", SILENT)),
+        ),
     ),
     "odd methods": _with(GOOD, (UNKNOWN, (OK, LATE))),
     "not registered": _registry(),
-    "no socket": _introduced((1, False)),
-    "no answer": _introduced((3, LATE), (4, None)),
-    "other type": _introduced((4, _with(INFO, (0, "CSIPlugin")))),
-    "odd name": _introduced((4, _with(INFO, (1, "Not A Driver")))),
-    "no version": _introduced((4, _with(INFO, (3, ())))),
-    "versions without service": _introduced((4, _with(INFO, (3, ("1.0.0",))))),
-    "no health service": _introduced((4, _with(INFO, (3, SERVICES[:2])))),
+    "no socket": _session_with_info((1, False)),
+    "no answer": _session_with_info((3, LATE), (4, None)),
+    "other type": _session_with_info((4, _with(INFO, (0, "CSIPlugin")))),
+    "odd name": _session_with_info((4, _with(INFO, (1, "Not A Driver")))),
+    "no version": _session_with_info((4, _with(INFO, (3, ())))),
+    "versions without service": _session_with_info((4, _with(INFO, (3, ("1.0.0",))))),
+    "no health service": _session_with_info((4, _with(INFO, (3, SERVICES[:2])))),
     **{
         f"endpoint {name}": _registry(_with(REGISTERED, (1, _with(ENDPOINT, field))))
         for name, field in {

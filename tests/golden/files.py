@@ -53,7 +53,7 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def stored(directory: Path) -> list[str]:
+def list_golden_files(directory: Path) -> list[str]:
     """Return the names of the golden files of a directory, sorted."""
     return sorted(path.stem for path in directory.glob("*.json"))
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from golden import commands, conformance, files, messages, release, stories, surface
-from golden.compare import reduced
+from golden.compare import without_prose
 from golden.files import as_json
 
 
 def store(path: Path, value: Any) -> None:
     """Write a golden file, without its texts for people."""
-    files.store(path, reduced(as_json(value)))
+    files.store(path, without_prose(as_json(value)))
 
 
 def _documents() -> None:
@@ -37,7 +37,7 @@ def _surface() -> None:
 
 
 def _messages() -> None:
-    store(files.MESSAGES, messages.sent())
+    store(files.MESSAGES, messages.encode_messages())
     replies = {"replies": messages.replies(), "refusals": messages.refusals(), "lines": messages.lines()}
     store(files.REPLIES, replies)
 

@@ -41,7 +41,7 @@ ROWS: Final = (
 """Entries of a health list: pool, device, health, time, lease, message."""
 
 
-def sent() -> dict[str, str]:
+def encode_messages() -> dict[str, str]:
     """Return messages by name, in hex; of a long message its length and its digest."""
     report = values.report()
     messages = {
@@ -59,7 +59,7 @@ def sent() -> dict[str, str]:
         "registration": bytes(asyncio.run(_registration())),
     }
     for version, module in {"v1": dra_v1, "v1beta1": dra_v1beta1}.items():
-        messages[f"prepared.{version}"] = _encode_devices(module, _prepared())
+        messages[f"prepared.{version}"] = _encode_devices(module, _prepared_devices())
         messages[f"unprepared.{version}"] = _encode_devices(module, ())
     for mode in WireMode:
         for error_class in ErrorClass:
@@ -80,7 +80,7 @@ async def _registration() -> pluginregistration.PluginInfo:
     return await plugin.get_info(pluginregistration.InfoRequest())
 
 
-def _prepared() -> tuple[PreparedDevice, ...]:
+def _prepared_devices() -> tuple[PreparedDevice, ...]:
     return (
         PreparedDevice(
             requests=("gpus", "gpus/first"),
@@ -102,7 +102,7 @@ def status_again(data: bytes) -> bytes:
     return encode_status(decode_status(agent_v1.StatusReply().parse(data)))
 
 
-# --- what drivers send, and what they are answered ---------------------------------------------------------
+# --- requests of drivers, and answers ----------------------------------------------------------------------
 
 GIVEN: Final = {3: TEXT, 9: {}}
 """A verdict whose texts are the values that this module gives, but for the line made of them."""

@@ -118,7 +118,7 @@ def declaration() -> bytes:
     return declaration_text(given["driver"], [DeviceDeclaration(pool, keys) for pool, keys in given["rows"]])
 
 
-def declared(data: bytes) -> Any:
+def decode_declaration(data: bytes) -> Any:
     """Return the decoded devices of a declaration."""
     return plain(parse_declaration(data, "gpu.example.com", NODE))
 
@@ -169,7 +169,7 @@ def write_release() -> None:
     store(RELEASE / f"{HISTORY}.rows.json", history_rows(RELEASE / HISTORY))
     store(RELEASE / f"{HISTORY}.values.json", read_history(RELEASE / HISTORY))
     (RELEASE / DECLARATION).write_bytes(declaration())
-    store(RELEASE / f"{DECLARATION}.values.json", declared(declaration()))
+    store(RELEASE / f"{DECLARATION}.values.json", decode_declaration(declaration()))
     with temporary_root() as root:
         ids = write_cdi(root)
         (RELEASE / CDI).write_bytes((root / CDI).read_bytes())

@@ -56,7 +56,7 @@ MACHINE: Final = ("edac", "memory", "cores", "pressure")
 GIB_KIB: Final = 1 << 20
 
 
-def brief(report: Report) -> dict[str, Any]:
+def brief_report(report: Report) -> dict[str, Any]:
     """Return what a report concludes, without its texts."""
     document = report_document(report)
     return {
@@ -110,13 +110,13 @@ class Host(PaperNode):
         self.pool(pool_sample(10))
 
     def log(self, text: str, times: int = 1) -> None:
-        """Lines of the kernel log that the reader has counted."""
+        """Add lines of the kernel log that the reader has counted."""
         number = next(i for i, pattern in enumerate(HOST_PATTERNS) if compile_pattern(pattern).match(text))
         us = self.now_ns // 1000
         self.lines = (*self.lines, LogLine(number, times, us, us, text, text, len(self.lines)))
 
     def source(self, name: str) -> SourceSample:
-        """A source that the C core's slow threads read."""
+        """Return the sample of a source that the C core's slow threads read."""
         if name not in self.stuck:
             self.slow[name] = (self.passes, self.now_ns)
         passes, beat_ns = self.slow.get(name, (0, self.started_ns))
@@ -145,7 +145,7 @@ class Host(PaperNode):
 
 
 def host() -> Steps:
-    """Faults of the host's own devices, of pods and of the node, and their ends."""
+    """Yield reports with faults of the host's own devices, of pods and of the node, and with their ends."""
     node = Host()
     yield "starting", report_document(node.evaluate())
     yield "healthy", report_document(node.next(3))
@@ -154,13 +154,13 @@ def host() -> Steps:
     node.pool(pool_sample(10))
     yield "pool back", report_document(node.next(2))
     yield "pool healthy", report_document(node.next(3))
-    node.online("0")
+    node.set_online("0")
     node.cores[0] = PerCpuSample(0, 0, 0, 3_000_000, 800_000, 3)
     yield "CPU offline and capped", report_document(node.next(4))
     node.nodes[0] = node_sample(0, 0b11, 25, 12)
     node.states["throttle"] = SourceState("ok")
     yield "throttled", report_document(node.next(2))
-    node.online("0-1")
+    node.set_online("0-1")
     node.dimms[1] = DimmSample(0, 1, "DIMM A1", "channel 0 slot 1", 40, 2)
     node.numa[0] = NumaMemorySample(0, 15 * GIB_KIB, 64, 128, 2)
     node.numbers[2:4] = [64, 5]
@@ -202,7 +202,7 @@ def host() -> Steps:
 
 
 def expectations() -> Steps:
-    """A node that is held to a configuration."""
+    """Yield the reports of a node whose configuration has expectations."""
     settings = EngineSettings("node-a", ("a.example.com",), 40, 3, 20, 0b111, {"hugepages-2mi-node0": 12})
     node = Host(settings)
     yield "first", report_document(node.next())
@@ -215,7 +215,7 @@ READINGS: Final = (0, 1, 2, 3, 10, 25, 1 << 20, (1 << 64) - 1, ABSENT, EIO)
 
 
 def _apply_random_event(draw: random.Random, node: Host) -> str:
-    """One random event."""
+    """Apply one random event to a node; return its name."""
     reading = draw.choice(READINGS)
     small = draw.randrange(4)
     match draw.randrange(14):
@@ -271,13 +271,13 @@ def _apply_random_event(draw: random.Random, node: Host) -> str:
     return "event"
 
 
-def chance(seed: int) -> Steps:
+def apply_random_events(seed: int) -> Steps:
     """Random events on a host, with passes between them."""
     draw = random.Random(seed)
     node = Host()
     for _ in range(25):
         what = _apply_random_event(draw, node)
-        yield what, brief(node.next(draw.randrange(1, 5)))
+        yield what, brief_report(node.next(draw.randrange(1, 5)))
 
 
 # --- devices of drivers ------------------------------------------------------------------------------------
@@ -287,8 +287,8 @@ def _declaration() -> tuple[Any, ...]:
     return parse_declaration((RELEASE / DECLARATION).read_bytes(), DRIVER, "node-a")
 
 
-def declared() -> Steps:
-    """Devices that a driver declares: judged as parts of the host, by checks, by audits and by prepares."""
+def declare_devices() -> Steps:
+    """Yield reports on declared devices: by rules for parts of the host, checks, audits and prepares."""
     node = Host()
     node.next(2)
     node.files = (
@@ -297,7 +297,7 @@ def declared() -> Steps:
     )
     yield "declared", report_document(node.next(4))
     node.pool(pool_sample(7))
-    node.online("0")
+    node.set_online("0")
     yield "parts fail", report_document(node.next(4))
     mem = DeviceRef(DRIVER, "node-a", "mem-0")
     claim = ClaimRef("team-a", "gpus", "c-1")
@@ -380,7 +380,7 @@ driver = "mlx5_core"
 """
 
 
-def misfits() -> Steps:
+def declare_misfits() -> Steps:
     """Declared devices that differ from the machine, and the faults of a PCI function."""
     node = Host()
     node.files = (DeclaredFile(DRIVER, parse_declaration(MISFITS.encode(), DRIVER, "node-a")),)
@@ -398,11 +398,11 @@ def misfits() -> Steps:
     }.items():
         driver, *numbers = function
         node.functions = (PciSample(NIC, 0x15B3, 0x101D, driver, "", *numbers),)
-        yield name, brief(node.next(15))
+        yield name, brief_report(node.next(15))
 
 
 def audits() -> Steps:
-    """Each finding of an audit of cgroups, on a pod and on a container."""
+    """Yield each finding of an audit of cgroups, on a pod and on a container."""
     documents = load(DOCUMENTS / "checks.json")["document"]["checks"]
     of_pods = [check["code"] for check in documents if check["source"] == "pods"]
     codes = [code for code in of_pods if not code.startswith("node.")]
@@ -419,7 +419,7 @@ def audits() -> Steps:
             )
             source = SourceSample("pods", SourceState("ok"), node.now_ns, 60 * NS, 0, "", 1, False)
             node.pods = PodsSample(source, of, {}, (found,))
-            report = brief(node.next(2))
+            report = brief_report(node.next(2))
             report["devices"] = [device for device in report["devices"] if device[-1]]
             yield f"{code} {resource}", [report["devices"], report["notes"]]
 
@@ -428,7 +428,7 @@ def audits() -> Steps:
 
 
 def gpus() -> Steps:
-    """Faults of GPUs by what is read and by what is announced, restarts, and a boot."""
+    """Yield reports with faults of GPUs by readings and by events, over restarts and a boot."""
     node = GpuNode(3, migs={2: [(1, 0), (2, 0)]}, expect=3)
     yield "healthy", report_document(node.rest(5))
     node.set_readings(0, recovery_action=1, temp=95)
@@ -464,7 +464,7 @@ def gpus() -> Steps:
 
 
 def readings() -> Steps:
-    """Each quantity of a GPU at several values, and some of them later: those that make a cause."""
+    """Yield reports with each reading of a GPU at several values, and later reports if there is a cause."""
     for field in GpuField:
         model = H100 if isinstance(H100[field], int) else T4
         for value in (0, 1, 95, 10**6, EIO):
@@ -482,16 +482,16 @@ def _codes(report: Report) -> list[Any]:
     return [[cause.code, cause.severity.value] for device in report.devices for cause in device.causes]
 
 
-def announced() -> Steps:
-    """Each event of NVML, each state of its library, and what the host knows of its GPUs."""
+def announce_events() -> Steps:
+    """Yield reports with each event of NVML, each state of its library, and each GPU fact of the host."""
     for event in GpuEvent:
         node = GpuNode(1)
         node.nvml_event(0, event, 3)
-        yield f"event {event.value}", [brief(node.next(2)), brief(node.rest(700))["devices"]]
+        yield f"event {event.value}", [brief_report(node.next(2)), brief_report(node.rest(700))["devices"]]
     for error in (3, 4, 9, 12, 18, 999):
         node = GpuNode(2)
         node.library |= {"err": error, "count": 0}
-        yield f"library {error}", brief(node.next(3))
+        yield f"library {error}", brief_report(node.next(3))
     node = GpuNode(2, expect=3)
     buses = tuple(gpu.bus for gpu in node.gpus.values())
     for name, known in {
@@ -513,7 +513,7 @@ def announced() -> Steps:
     ):
         node = GpuNode(2)
         node.log(text)
-        yield text[:30], brief(node.next(2))
+        yield text[:30], brief_report(node.next(2))
 
 
 def load_json(data: bytes) -> Any:
@@ -522,7 +522,7 @@ def load_json(data: bytes) -> Any:
 
 
 def gpus_released(boot_id: str) -> Steps:
-    """An agent that starts with the faults that the release before has stored."""
+    """Yield the reports of an agent that starts with the stored faults of the last release."""
     node = GpuNode(2)
     node.now_ns, node.wall_s = 50_000 * NS, values.NOW_S
     node.boot_id = boot_id
@@ -538,8 +538,8 @@ def gpus_released(boot_id: str) -> Steps:
     yield "an hour later", report_document(node.rest(3600))
 
 
-def xids() -> Steps:
-    """Each XID and SXid once, on a GPU that answers and on one with an older driver."""
+def report_xids() -> Steps:
+    """Yield reports with each XID and SXid once, on a GPU that answers and on one with an older driver."""
     codes = [check["code"] for check in load(DOCUMENTS / "checks.json")["document"]["checks"]]
     for code in codes:
         number = code.rpartition(".")[2]
@@ -547,12 +547,12 @@ def xids() -> Steps:
             for readings in ({}, {"readings": OLD_DRIVER}):
                 node = GpuNode(1, **readings)
                 node.xid(0, int(number))
-                yield f"{code} {bool(readings)}", brief(node.next(2))["devices"]
+                yield f"{code} {bool(readings)}", brief_report(node.next(2))["devices"]
         elif code.startswith("gpu.fabric.sxid."):
             node = GpuNode(1)
             severity = "Non-fatal, Link 28 " if SXIDS[int(number)].states_severity else ""
             node.log(f"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {number}, {severity}something")
-            yield code, brief(node.next(2))["devices"]
+            yield code, brief_report(node.next(2))["devices"]
 
 
 # --- prepares and taints -----------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ def _unhealthy_device(name: str, *codes: str) -> DeviceHealth:
 
 
 def ledger() -> Steps:
-    """A driver's prepare ledger over several failures, and the failures that it answers from its cache."""
+    """Yield a driver's prepare ledger over several failures, and the failures that its cache answers."""
     now_s = values.NOW_S
     failed, _, later, wrong, bug = values.verdicts()
     assert failed is not None
@@ -583,23 +583,23 @@ def ledger() -> Steps:
     assert bug is not None
     known = ledgers.PrepareLedger()
 
-    def written() -> Any:
+    def encode_known() -> Any:
         return load_json(driver_files.encode_ledger(driver_files.LedgerFileContent(DRIVER, "1.2", known)))
 
     a, b, c, d = _claim("a", "gpu-0"), _claim("b", "gpu-1"), _claim("c", "gpu-0", "gpu-1"), _claim("d")
     well = ledgers.health_fingerprint([_unhealthy_device("gpu-0")])
     sick = ledgers.health_fingerprint([_unhealthy_device("gpu-0", "gpu.xid.79", "gpu.lost"), None])
     known = ledgers.with_success(known, a, well, now_s, "1.2")
-    yield "succeeded", written()
+    yield "succeeded", encode_known()
     for number in range(3):
         known, _ = ledgers.with_failure(known, a, well, failed, now_s + number, "1.2")
-    yield "failed three times", written()
+    yield "failed three times", encode_known()
     known, _ = ledgers.with_failure(known, b, sick, later, now_s + 10, "1.2")
     known, _ = ledgers.with_failure(
         known, c, sick, bug, now_s + 11, "1.3", [DeviceRef(DRIVER, values.POOL, "gpu-0")]
     )
     known, _ = ledgers.with_failure(known, d, "", wrong, now_s + 12, "1.2")
-    yield "others failed", written()
+    yield "others failed", encode_known()
     answers = {}
     for claim in (a, b, c, d):
         for version in ("1.2", "1.3"):
@@ -610,7 +610,7 @@ def ledger() -> Steps:
     yield "answered without trying", answers
     known, _ = ledgers.with_unprepare_failure(known, a, later, now_s + 20, "1.2")
     known = ledgers.with_unprepare(known, b.ref, now_s + 21)
-    yield "unprepared", written()
+    yield "unprepared", encode_known()
     yield (
         "aged",
         load_json(
@@ -628,8 +628,8 @@ def ledger() -> Steps:
     yield "fingerprints", [claim.fingerprint for claim in (a, b, c, d)]
 
 
-def tainted() -> Steps:
-    """The taints of each code, of several causes, over time and over a restart."""
+def publish_taints() -> Steps:
+    """Yield the taints of each code, of several causes, over time and over a restart."""
     codes = [check["code"] for check in load(DOCUMENTS / "checks.json")["document"]["checks"]]
     policies = {
         "default": TaintPolicy(),
@@ -667,18 +667,18 @@ def tainted() -> Steps:
 STORIES: Final[Mapping[str, Callable[[], Steps]]] = {
     "host": host,
     "expectations": expectations,
-    **{f"chance-{seed}": lambda seed=seed: chance(seed) for seed in range(8)},
-    "declared": declared,
+    **{f"chance-{seed}": lambda seed=seed: apply_random_events(seed) for seed in range(8)},
+    "declared": declare_devices,
     "gpus": gpus,
     "gpus-released": lambda: gpus_released(FIRST_BOOT),
     "gpus-released-booted": lambda: gpus_released(SECOND_BOOT),
-    "misfits": misfits,
+    "misfits": declare_misfits,
     "audits": audits,
     "gpu-readings": readings,
-    "gpu-announced": announced,
-    "xids": xids,
+    "gpu-announced": announce_events,
+    "xids": report_xids,
     "ledger": ledger,
-    "tainted": tainted,
+    "tainted": publish_taints,
 }
 """Stories by the name of their golden file."""
 

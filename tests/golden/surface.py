@@ -90,20 +90,20 @@ def limits() -> dict[str, dict[str, Any]]:
                 setting.check_limits(read)
             except (ValueError, TypeError):
                 continue
-            found[setting.key][json.dumps(value)] = _settled(read)
+            found[setting.key][json.dumps(value)] = _plain_setting(read)
     return found
 
 
-def _settled(value: Any) -> Any:
+def _plain_setting(value: Any) -> Any:
     """Return a value of a setting as plain JSON."""
     if isinstance(value, tuple):
-        return [_settled(inner) for inner in value]
+        return [_plain_setting(inner) for inner in value]
     if isinstance(value, Path | str) and not isinstance(value, Enum):
         return str(value).replace(os.getcwd(), "<cwd>")
     return plain(value)
 
 
-def loaded() -> dict[str, Any]:
+def load_configurations() -> dict[str, Any]:
     """Return the configuration that a file, the environment and flags make, alone and together."""
     inputs = load(INPUTS / "settings.json")
     with tempfile.TemporaryDirectory() as directory:
@@ -118,7 +118,7 @@ def loaded() -> dict[str, Any]:
             "all": load_config(inputs["flags"], inputs["environ"], file=file, needs_runtime_dir=False),
         }
     return {
-        name: {setting.key: _settled(getattr(config, setting.field)) for setting in SETTINGS}
+        name: {setting.key: _plain_setting(getattr(config, setting.field)) for setting in SETTINGS}
         for name, config in found.items()
     }
 
@@ -202,7 +202,7 @@ SURFACE: Final[Mapping[str, Callable[[], Any]]] = {
     "exit-codes": exit_codes,
     "settings": settings,
     "limits": limits,
-    "loaded": loaded,
+    "loaded": load_configurations,
     "file-names": file_names,
     "messages": messages,
     "budgets": budgets,

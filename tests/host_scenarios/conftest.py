@@ -103,7 +103,7 @@ def paper(directory: Path, figures: Figures) -> Iterator[Paper]:
 
 
 @pytest.fixture(scope="package")
-def poisoned(paper: Paper) -> Cause:
+def poisoned_page(paper: Paper) -> Cause:
     """Cause a hardware error in a page of the host of plain files; it is read every five seconds."""
     signal = "a page with a hardware error (memory_failure); read every 5 s"
     cause = paper.stage.cause(signal, EMULATED)

@@ -14,7 +14,7 @@ class Figure(NamedTuple):
 
     signal: str
     how: str
-    """Which part of the cause was real."""
+    """Part of the cause that was real."""
     took_s: float
     """Time from the cause to the message at the subscriber [s]."""
     published: str

@@ -186,7 +186,7 @@ class Stage:
         evidence, and ``also`` in the evidence.
         """
 
-        def about(document: Document) -> list[Document]:
+        def entries_about(document: Document) -> list[Document]:
             return [
                 note
                 for note in document["notes"]
@@ -197,8 +197,8 @@ class Stage:
 
         since_ns = self._cause.at_ns if self._cause else 0
         description = f"a note on {subject}: {text}"
-        at_ns, document = self.follower.first(lambda one: bool(about(one)), description, since_ns)
-        note = about(document)[0]
+        at_ns, document = self.follower.first(lambda entry: bool(entries_about(entry)), description, since_ns)
+        note = entries_about(document)[0]
         self._figure(at_ns, f"`drahealth watch` alone: note on {subject}: {cause_text(note)}")
         return note
 
@@ -227,7 +227,7 @@ def _is_read(document: Document) -> bool:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def suspend_process(pid: int) -> Iterator[None]:
     """Stop a process for the duration of the context."""
     process = psutil.Process(pid)
     process.suspend()

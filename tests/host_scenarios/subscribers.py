@@ -106,11 +106,13 @@ class Kubelet:
 
     def catch_up(self) -> None:
         """Process all pending messages."""
-        while self._watcher.pending():
+        while self._watcher.pending_count():
             self._take(self._watcher.next())
 
     def _entries_text(self) -> Iterator[str]:
-        return (f"{HEALTH_WORDS[one.health]} {name}: {one.message}" for name, one in self.entries.items())
+        return (
+            f"{HEALTH_WORDS[entry.health]} {name}: {entry.message}" for name, entry in self.entries.items()
+        )
 
     def _take(self, message: Any) -> None:
         self.entries |= {device.device.device_name: device for device in message.devices}
@@ -118,7 +120,9 @@ class Kubelet:
 
 def device_of(document: Document, name: str, driver: str = "") -> Document | None:
     """Return the verdict on a device."""
-    return next((one for one in document["devices"] if (one["name"], one["driver"]) == (name, driver)), None)
+    return next(
+        (entry for entry in document["devices"] if (entry["name"], entry["driver"]) == (name, driver)), None
+    )
 
 
 def source_of(document: Document, name: str) -> Document:

@@ -59,7 +59,7 @@ def test_invalid_declaration_keeps_all_devices(paper: Paper) -> None:
     paper.stage.expect_health("kept", HEALTHY, "", NEWCOMER)
     paper.stage.declare(device("kept", "cpu", cpus="7"), NEWCOMER)
     paper.stage.follower.wait_for(
-        lambda one: all(note["code"] != "declared.file" for note in one["notes"]), "no note any more"
+        lambda entry: all(note["code"] != "declared.file" for note in entry["notes"]), "no note any more"
     )
 
 

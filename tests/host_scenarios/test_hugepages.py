@@ -40,8 +40,8 @@ def test_grown_pool_does_not_raise_the_expected_pages(real: RealHost) -> None:
 
 @pytest.mark.usefixtures("free_pool")
 def test_pool_below_declared_pages_is_unhealthy(real: RealHost) -> None:
-    one, two = (device(f"huge-{i}", "hugepages", size="2Mi", pages=i + 1, numa=0) for i in (0, 1))
-    real.stage.declare(one + two)
+    first, two = (device(f"huge-{i}", "hugepages", size="2Mi", pages=i + 1, numa=0) for i in (0, 1))
+    real.stage.declare(first + two)
     real.stage.expect_health("huge-0", HEALTHY, "", OWNER)
     real.stage.expect_health("huge-1", HEALTHY, "", OWNER)
     real.pool.resize(PAGES - 1)
@@ -61,7 +61,7 @@ def test_pool_below_declared_pages_is_unhealthy(real: RealHost) -> None:
 def test_hugetlb_sigbus_is_a_note_on_the_container(real: RealHost) -> None:
     group = real.pods.make("burstable", POD, CONTAINER)
     (group / "hugetlb.2MB.max").write_text("4M\n")
-    real.stage.follower.wait_for(lambda one: one["cgroups"]["watched"] == 2, "a pod and its container")
+    real.stage.follower.wait_for(lambda entry: entry["cgroups"]["watched"] == 2, "a pod and its container")
     at_ns = hugetlb_hit(group, 3).at_ns
     real.stage.cause("hugetlb limit hit, SIGBUS (cgroup v2)", REAL, at_ns)
     text = "cgroup.hugetlb.max_hit: 2mi pages hit the limit (limit 4 MiB)"
@@ -73,7 +73,7 @@ def test_hugetlb_sigbus_is_a_note_on_the_container(real: RealHost) -> None:
 @pytest.mark.usefixtures("just_filled_pool")
 def test_recently_exhausted_pool_is_not_reported(real: RealHost) -> None:
     began = real.stage.follower.newest["at"]
-    now = real.stage.follower.wait_for(lambda one: one["at"] > began, "a later document")
+    now = real.stage.follower.wait_for(lambda entry: entry["at"] > began, "a later document")
     pool = device_of(now, POOL)
     assert pool is not None
     assert pool["causes"] == []

@@ -58,7 +58,7 @@ def test_corrected_machine_checks_count_from_a_limit(paper: Paper) -> None:
     paper.stage.expect_health("cpu-node4", HEALTHY, text)
 
 
-@pytest.mark.usefixtures("poisoned")  # another node has one in its counter, which is read later
+@pytest.mark.usefixtures("poisoned_page")  # another node has one in its counter, which is read later
 def test_poisoned_page_in_the_log_counts_for_uncounted_memory(paper: Paper) -> None:
     paper.stage.cause(LINE + "hwpoison", EMULATED)
     paper.host.kernel("Memory failure: 0x40fa6: recovery action for dirty LRU page: Recovered")
@@ -94,7 +94,7 @@ def test_node_wide_log_line_is_a_note(paper: Paper, note: str, line: str) -> Non
 
 
 def test_log_flood_costs_no_memory_and_hides_nothing(paper: Paper) -> None:
-    """Repeats one error with other lines in between, and a hung task at the end."""
+    """The test repeats one error with other lines in between, and a hung task at the end."""
     noise = "usb 1-1: new high-speed USB device number 7 using xhci_hcd"
     error = "EDAC MC0: 1 UE memory read error on CPU_SrcID#3_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2)"
     before_mib = paper.stage.resident_mib()
@@ -114,7 +114,7 @@ def test_log_flood_costs_no_memory_and_hides_nothing(paper: Paper) -> None:
 
 
 def test_line_in_the_real_log_is_reported(directory: Path, figures: Figures) -> None:
-    """Uses a device in an unused PCI domain, because the line stays in the real log."""
+    """The test uses a device in an unused PCI domain, because the line stays in the real log."""
     address = f"{os.getpid() % 0xE000 + 0x1000:04x}:5e:00.0"
     own = directory / "log"
     own.mkdir()

@@ -55,7 +55,7 @@ def test_oom_killed_container_is_a_note(real: RealHost) -> None:
     pod, container = "2a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "2" * 64
     group = make_container(real.pods, pod, container)["memory"]
     (group / "memory.limit_in_bytes").write_text(f"{16 << 20}\n")
-    real.stage.follower.wait_for(lambda one: one["cgroups"]["watched"] == 2, "a pod and its container")
+    real.stage.follower.wait_for(lambda entry: entry["cgroups"]["watched"] == 2, "a pod and its container")
     real.stage.cause("container killed at its memory limit (cgroup v1), with the start of the process", REAL)
     oom_kill(group)
     text = "cgroup.memory.oom_kill: processes were killed: out of memory (limit 16 MiB)"

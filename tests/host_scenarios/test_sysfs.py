@@ -44,7 +44,7 @@ FILES: Final = {
 """Memory controller, thermal counters and NICs, which virtual machines lack."""
 
 
-class Laid(NamedTuple):
+class OverlaidSysfs(NamedTuple):
     """Real /sys with files bound over it."""
 
     stage: Stage
@@ -58,7 +58,7 @@ class Laid(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def laid(directory: Path, figures: Figures) -> Iterator[Laid]:
+def overlaid_sysfs(directory: Path, figures: Figures) -> Iterator[OverlaidSysfs]:
     """Agent that reads /sys in its own mount namespace."""
     own = directory / "laid"
     files = own / "sys"
@@ -79,51 +79,53 @@ def laid(directory: Path, figures: Figures) -> Iterator[Laid]:
     ) as stage:
         for name in ("nic", "card"):
             stage.expect_health(name, HEALTHY, "", OWNER)
-        yield Laid(stage, files)
+        yield OverlaidSysfs(stage, files)
 
 
 @pytest.mark.parametrize("scope", ["core", "package"])
-def test_heat_throttled_cpus_are_degraded(laid: Laid, scope: str) -> None:
-    laid.stage.cause(f"10 thermal-throttle events of a {scope}", OVERLAY)
-    laid.write(f"{CPU0}/thermal_throttle/{scope}_throttle_count", "10")
+def test_heat_throttled_cpus_are_degraded(overlaid_sysfs: OverlaidSysfs, scope: str) -> None:
+    overlaid_sysfs.stage.cause(f"10 thermal-throttle events of a {scope}", OVERLAY)
+    overlaid_sysfs.write(f"{CPU0}/thermal_throttle/{scope}_throttle_count", "10")
     text = f"at least 10 {scope} thermal-throttle events in 60 s"
-    laid.stage.expect_health("cpu-node0", HEALTHY, "cpu.throttled.", also=text)
+    overlaid_sysfs.stage.expect_health("cpu-node0", HEALTHY, "cpu.throttled.", also=text)
 
 
-def test_module_with_many_corrected_errors_is_named(laid: Laid) -> None:
-    laid.stage.cause("24 correctable errors of a memory module (EDAC)", OVERLAY)
-    laid.write(f"{EDAC}/dimm0/dimm_ce_count", "24")
-    laid.write(f"{EDAC}/ce_count", "24")
+def test_module_with_many_corrected_errors_is_named(overlaid_sysfs: OverlaidSysfs) -> None:
+    overlaid_sysfs.stage.cause("24 correctable errors of a memory module (EDAC)", OVERLAY)
+    overlaid_sysfs.write(f"{EDAC}/dimm0/dimm_ce_count", "24")
+    overlaid_sysfs.write(f"{EDAC}/ce_count", "24")
     text = f"mem.ecc.correctable_rate: mc0 {MODULE}: at least 24 correctable errors in 1 d"
-    laid.stage.expect_health("memory-node0", HEALTHY, text)
+    overlaid_sysfs.stage.expect_health("memory-node0", HEALTHY, text)
 
 
-def test_module_with_lost_data_is_named_until_a_reset(laid: Laid) -> None:
-    laid.stage.cause("an uncorrectable error of a memory module (EDAC)", OVERLAY)
+def test_module_with_lost_data_is_named_until_a_reset(overlaid_sysfs: OverlaidSysfs) -> None:
+    overlaid_sysfs.stage.cause("an uncorrectable error of a memory module (EDAC)", OVERLAY)
     for counter in ("dimm0/dimm_ce_count", "ce_count"):
-        laid.write(f"{EDAC}/{counter}", "24")  # the message after the reset
-    laid.write(f"{EDAC}/dimm0/dimm_ue_count", "1")
-    laid.write(f"{EDAC}/ue_count", "1")
+        overlaid_sysfs.write(f"{EDAC}/{counter}", "24")  # the message after the reset
+    overlaid_sysfs.write(f"{EDAC}/dimm0/dimm_ue_count", "1")
+    overlaid_sysfs.write(f"{EDAC}/ue_count", "1")
     text = f"mem.ecc.uncorrectable: mc0 {MODULE}: 1 uncorrectable error since"
-    laid.stage.expect_health("memory-node0", UNHEALTHY, text)
-    laid.write(f"{EDAC}/dimm0/dimm_ue_count", "0")
-    laid.stage.cause("the count of uncorrectable errors reset", OVERLAY)
-    laid.write(f"{EDAC}/ue_count", "0")
-    laid.stage.expect_health("memory-node0", HEALTHY, "mem.ecc.correctable_rate: ")
+    overlaid_sysfs.stage.expect_health("memory-node0", UNHEALTHY, text)
+    overlaid_sysfs.write(f"{EDAC}/dimm0/dimm_ue_count", "0")
+    overlaid_sysfs.stage.cause("the count of uncorrectable errors reset", OVERLAY)
+    overlaid_sysfs.write(f"{EDAC}/ue_count", "0")
+    overlaid_sysfs.stage.expect_health("memory-node0", HEALTHY, "mem.ecc.correctable_rate: ")
 
 
-def test_link_with_lost_lanes_is_degraded_until_they_return(laid: Laid) -> None:
-    laid.stage.cause("a PCI link of 8 lanes instead of 16", OVERLAY)
-    laid.write(f"{PCI}/{NIC}/current_link_width", "8")
-    laid.stage.expect_health("nic", HEALTHY, "pci.link_width: 8 of 16 lanes, 16 at start", OWNER)
-    laid.write(f"{PCI}/{NIC}/current_link_width", "16")
-    laid.stage.expect_health("nic", HEALTHY, "", OWNER)
+def test_link_with_lost_lanes_is_degraded_until_they_return(overlaid_sysfs: OverlaidSysfs) -> None:
+    overlaid_sysfs.stage.cause("a PCI link of 8 lanes instead of 16", OVERLAY)
+    overlaid_sysfs.write(f"{PCI}/{NIC}/current_link_width", "8")
+    overlaid_sysfs.stage.expect_health("nic", HEALTHY, "pci.link_width: 8 of 16 lanes, 16 at start", OWNER)
+    overlaid_sysfs.write(f"{PCI}/{NIC}/current_link_width", "16")
+    overlaid_sysfs.stage.expect_health("nic", HEALTHY, "", OWNER)
 
 
-def test_fatal_link_error_is_unhealthy(laid: Laid) -> None:
-    laid.stage.cause("a fatal PCIe error (AER)", OVERLAY)
-    laid.write(f"{PCI}/{CARD}/aer_dev_fatal", "TOTAL_ERR_FATAL 1")
-    laid.stage.expect_health("card", UNHEALTHY, "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h", OWNER)
+def test_fatal_link_error_is_unhealthy(overlaid_sysfs: OverlaidSysfs) -> None:
+    overlaid_sysfs.stage.cause("a fatal PCIe error (AER)", OVERLAY)
+    overlaid_sysfs.write(f"{PCI}/{CARD}/aer_dev_fatal", "TOTAL_ERR_FATAL 1")
+    overlaid_sysfs.stage.expect_health(
+        "card", UNHEALTHY, "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h", OWNER
+    )
 
 
 # --- host of plain files ----------------------------------------------------------------------------------

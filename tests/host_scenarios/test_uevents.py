@@ -12,7 +12,7 @@ from host_scenarios.declarations import device
 from host_scenarios.figures import Figures
 from host_scenarios.hosts import Paper
 from host_scenarios.paper_host import MELLANOX, NIC, PCI, PaperHost
-from host_scenarios.stage import OWNER, Stage, stopped
+from host_scenarios.stage import OWNER, Stage, suspend_process
 from host_scenarios.subscribers import Kubelet, source_of
 
 HOW = "event of the real kernel, plain files, fake NVML"
@@ -158,7 +158,7 @@ def test_event_flood_hides_no_event(paper: Paper) -> None:
 
 
 def test_dropped_events_are_recovered_by_a_reading(paper: Paper) -> None:
-    with stopped(paper.stage.agent.pid):
+    with suspend_process(paper.stage.agent.pid):
         for _ in range(TOO_MANY):
             paper.events.inject("change")
         text = paper.host.switch_off(7)
@@ -166,7 +166,7 @@ def test_dropped_events_are_recovered_by_a_reading(paper: Paper) -> None:
         paper.stage.cause(f"memory block offline, its event lost among {TOO_MANY}", HOW)
     paper.stage.expect_health("memory-node1", UNHEALTHY, text)
     document = paper.stage.follower.wait_for(
-        lambda one: "dropped" in source_of(one, "uevents")["detail"], "a loss"
+        lambda entry: "dropped" in source_of(entry, "uevents")["detail"], "a loss"
     )
     assert source_of(document, "uevents")["state"] == "ok"
     switch_on(paper, 7)
@@ -192,7 +192,7 @@ def test_bus_is_polled_without_events(directory: Path, figures: Figures) -> None
     ):
         stage.expect_health("nic", HEALTHY, "", OWNER)
         document = stage.follower.wait_for(
-            lambda one: source_of(one, "uevents")["state"] != "starting", "the source of events has begun"
+            lambda entry: source_of(entry, "uevents")["state"] != "starting", "the source of events has begun"
         )
         uevents = source_of(document, "uevents")
         assert uevents["state"] == "absent"

@@ -6,9 +6,9 @@ from host_scenarios.hosts import POOL, Paper, RealHost
 from host_scenarios.stage import Cause
 
 
-def test_poisoned_pages_count_for_their_node(paper: Paper, poisoned: Cause) -> None:
+def test_poisoned_pages_count_for_their_node(paper: Paper, poisoned_page: Cause) -> None:
     text = "mem.poisoned: 1 page with hardware errors"
-    paper.stage.resume_cause(poisoned)
+    paper.stage.resume_cause(poisoned_page)
     paper.stage.expect_cause("memory-node0", "unhealthy", text)
     paper.stage.expect_health("memory-node0", UNHEALTHY, text)
 

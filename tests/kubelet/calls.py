@@ -41,7 +41,7 @@ class CallFailed(Exception):
 
 
 def open_channel(socket: str, pace: Pace) -> grpc.Channel:
-    """Returns a channel with its own connection to that socket. It connects on first use."""
+    """Return a channel with its own connection to that socket. It connects on first use."""
     options = {
         "grpc.use_local_subchannel_pool": 1,
         "grpc.max_receive_message_length": RECEIVE_LIMIT,
@@ -53,7 +53,7 @@ def open_channel(socket: str, pace: Pace) -> grpc.Channel:
 
 
 def close_channel(channel: grpc.Channel) -> None:
-    """Closes a channel after its last subscription has ended.
+    """Close a channel after its last subscription has ended.
 
     grpcio polls the channel's state in a thread, which raises if the channel is closed meanwhile. The
     thread ends within 0.2 s after the last unsubscribe, and only this private attribute shows it.
@@ -64,7 +64,7 @@ def close_channel(channel: grpc.Channel) -> None:
 
 
 class Calls:
-    """Tracks unary calls, so that stopping the kubelet can cancel them all."""
+    """Unary calls in progress, all of which a stop of the kubelet cancels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Calls:
         return self._ended.is_set()
 
     def wait_ready(self, channel: grpc.Channel, timeout_s: float) -> None:
-        """Connects the channel and waits until it is connected.
+        """Connect the channel and wait until it is connected.
 
         Raises:
             CallFailed: the connection was not made in time.
@@ -88,7 +88,7 @@ class Calls:
     def call(
         self, channel: grpc.Channel, package: str, service: str, method: str, request: Any, timeout_s: float
     ) -> Any:
-        """Calls a method and returns the response.
+        """Call a method and return the response.
 
         The response class follows gRPC's naming convention, except for the two registration methods.
 
@@ -111,7 +111,7 @@ class Calls:
         return self._await(future, None)
 
     def end(self) -> None:
-        """Cancels all running calls. Every later call ends at once."""
+        """Cancel all running calls. Every later call ends at once."""
         self._ended.set()
         with self._lock:
             live = list(self._live)
@@ -138,5 +138,5 @@ class Calls:
 
 
 def dra_message(service: str, name: str) -> Any:
-    """Returns a message class of the DRAPlugin API for an advertised service name."""
+    """Return a message class of the DRAPlugin API for an advertised service name."""
     return message_class(DRA_PACKAGES[service], name)

@@ -21,7 +21,7 @@ def allocated_claim(
     namespace: str = "default",
     config: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Returns a ResourceClaim object of resource.k8s.io/v1.
+    """Return a ResourceClaim object of resource.k8s.io/v1.
 
     Args:
         name: The claim's name.
@@ -43,7 +43,7 @@ def allocated_claim(
                         dict(zip(("request", "driver", "pool", "device"), device, strict=True))
                         for device in devices
                     ],
-                    "config": [dict(one) for one in config],
+                    "config": [dict(item) for item in config],
                 }
             },
             "reservedFor": [{"resource": "pods", "name": f"pod-{pod}", "uid": pod} for pod in pods],
@@ -79,7 +79,7 @@ class ClaimInfo:
 
 
 def new_claim_info(claim: Mapping[str, Any]) -> ClaimInfo:
-    """Returns the state of a claim that was not prepared here before.
+    """Return the state of a claim that was not prepared here before.
 
     Raises:
         ValueError: the claim is not allocated. The kubelet's text is assumed.
@@ -117,13 +117,13 @@ class ClaimInfos:
                 self._infos[info.namespace, info.name] = info
 
     @contextmanager
-    def locked(self) -> Iterator[dict[tuple[str, str], ClaimInfo]]:
-        """Yields all claims by namespace and name, and holds the lock meanwhile."""
+    def lock_infos(self) -> Iterator[dict[tuple[str, str], ClaimInfo]]:
+        """Yield all claims by namespace and name, and hold the lock meanwhile."""
         with self._lock:
             yield self._infos
 
     def save(self) -> None:
-        """Writes the file. The caller holds the lock."""
+        """Write the file. The caller holds the lock."""
         kept = [
             {
                 "namespace": info.namespace,

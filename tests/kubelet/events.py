@@ -43,13 +43,13 @@ class EventStore:
         self._events: dict[object, Event] = {}
 
     def write(self, key: object, event: Event) -> None:
-        """Creates or replaces an event."""
+        """Create or replace an event."""
         with self._lock:
             self._events[key] = event
         self._history.add(EventWritten(event.pod, event.reason, event.message, event.count))
 
     def all(self) -> list[Event]:
-        """Returns the events that have not expired, in the order of their creation."""
+        """Return the events that have not expired, in the order of their creation."""
         with self._lock:
             now_ns = self._now_ns()
             return [event for event in self._events.values() if now_ns - event.last_ns <= LIFE_NS]
@@ -80,17 +80,17 @@ class Recorder:
         self._buckets: dict[str, _Bucket] = {}
 
     def warn(self, pod: str, reason: str, message: str) -> None:
-        """Records a Warning event for a pod."""
+        """Record a Warning event for a pod."""
         with self._lock:
             now_ns = self._now_ns()
-            key, message = self._combined(pod, reason, message, now_ns)
+            key, message = self._combine_event(pod, reason, message, now_ns)
             count, first_ns = self._counts.get(key, (0, now_ns))
             self._counts[key] = count + 1, first_ns  # events that are not written count too
             if self._may_write(pod, now_ns):
                 event = Event(pod, reason, message, count + 1, first_ns, now_ns)
                 self._store.write((self, key), event)  # a restarted kubelet creates new events
 
-    def _combined(self, pod: str, reason: str, message: str, now_ns: int) -> tuple[tuple[str, ...], str]:
+    def _combine_event(self, pod: str, reason: str, message: str, now_ns: int) -> tuple[tuple[str, ...], str]:
         similar = self._similar.setdefault((pod, reason), _Similar())
         if now_ns - similar.last_ns > SIMILAR_NS:
             similar.texts.clear()

@@ -79,13 +79,13 @@ class FakeKubelet:
     # --- start and stop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the kubelet."""
+        """Start the kubelet."""
         assert self._process is None, "the kubelet runs already"
         self.root.mkdir(parents=True, exist_ok=True)
         self._process = self._new_process()
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stops the kubelet.
+        """Stop the kubelet.
 
         Args:
             graceful: The cancelled streams clear the health file before the process ends. That is a race:
@@ -96,28 +96,28 @@ class FakeKubelet:
         process.end(graceful=graceful)
 
     def restart(self, *, graceful: bool = True) -> None:
-        """Stops the kubelet and starts it again."""
+        """Stop the kubelet and start it again."""
         self.stop(graceful=graceful)
         self.start()
 
     # --- the cluster ------------------------------------------------------------------------------------
 
     def add_claim(self, condition: Mapping[str, Any]) -> None:
-        """Adds a ResourceClaim object to the API server. See :func:`kubelet.claims.allocated_claim`."""
+        """Add a ResourceClaim object to the API server. See :func:`kubelet.claims.allocated_claim`."""
         self.claims[condition["metadata"]["namespace"], condition["metadata"]["name"]] = condition
 
     def run_pod(self, pod: Pod) -> None:
-        """Binds a pod to this node and returns at once."""
+        """Bind a pod to this node and return at once."""
         record = self.pods[pod.uid] = PodRecord(pod)
         if self._process is not None:
             self._process.start_worker(record)
 
     def sync_pod(self, pod: Pod) -> None:
-        """Makes the kubelet sync a pod now. The kubelet then retries what failed."""
+        """Make the kubelet sync a pod now. The kubelet then retries what failed."""
         self._running.workers[pod.uid].wake()
 
     def delete_pod(self, pod: Pod) -> None:
-        """Deletes a pod. With the kubelet stopped the pod is gone at once, else after its unprepare."""
+        """Delete a pod. With the kubelet stopped the pod is gone at once, else after its unprepare."""
         self.pods[pod.uid].deleted = True
         if self._process is None:
             del self.pods[pod.uid]
@@ -125,7 +125,7 @@ class FakeKubelet:
             self.sync_pod(pod)
 
     def pod_status(self, pod: Pod) -> PodStatus:
-        """Returns the status that the kubelet wrote last.
+        """Return the status that the kubelet wrote last.
 
         Raises:
             KeyError: the pod is gone.
@@ -138,11 +138,11 @@ class FakeKubelet:
         return self.store.all()
 
     def events_of(self, pod: Pod) -> list[Event]:
-        """Returns the events of one pod."""
+        """Return the events of one pod."""
         return [event for event in self.events if event.pod == pod.uid]
 
     def pass_time(self, seconds: float) -> None:
-        """Lets leases and events grow older."""
+        """Let leases and events grow older."""
         self.clock.advance(seconds)
 
     # --- the kubelet's state ----------------------------------------------------------------------------
@@ -158,17 +158,17 @@ class FakeKubelet:
         return self._running.cache
 
     def health(self, driver: str, pool: str, device: str) -> DeviceHealth:
-        """Returns the current health of a device."""
+        """Return the current health of a device."""
         return self.cache.get(driver, pool, device)
 
     def claim_info(self, name: str, namespace: str = "default") -> ClaimInfo | None:
-        """Returns the stored state of a claim, or None without one."""
+        """Return the stored state of a claim, or None without one."""
         return self._running.claim_info(namespace, name)
 
     # --- direct calls, and waiting ----------------------------------------------------------------------
 
     def prepare_pod(self, pod: Pod) -> None:
-        """Prepares a pod's claims once in this thread, without writing an event.
+        """Prepare a pod's claims once in this thread, without writing an event.
 
         Raises:
             ValueError: the text that an event would contain after "prepare dynamic resources".
@@ -178,7 +178,7 @@ class FakeKubelet:
         record.sandbox = True
 
     def unprepare_pod(self, pod: Pod) -> None:
-        """Unprepares a pod's claims once in this thread.
+        """Unprepare a pod's claims once in this thread.
 
         Raises:
             ValueError: the call failed.
@@ -187,7 +187,7 @@ class FakeKubelet:
         self.pods.pop(pod.uid, None)
 
     def wait_for(self, condition: Callable[[], T], event: str, timeout_s: float = PATIENCE_S) -> T:
-        """Waits until a condition is true and returns its value.
+        """Wait until a condition is true and return its value.
 
         Raises:
             AssertionError: the condition did not become true in time.
@@ -195,18 +195,18 @@ class FakeKubelet:
         return self.history.wait(condition, event, timeout_s)
 
     def wait_registered(self, driver: str, *, count: int = 1) -> list[Plugin]:
-        """Waits until a driver has that many plugins, each connected and notified of its registration."""
+        """Wait until a driver has that many plugins, each connected and notified of its registration."""
 
-        def registered() -> list[Plugin] | None:
+        def registered_plugins() -> list[Plugin] | None:
             found = [plugin for plugin in self.plugins if plugin.driver == driver]
-            notified = self._running.notified()
-            ready = all(one.connected and (driver, one.endpoint) in notified for one in found)
+            notified = self._running.notified_plugins()
+            ready = all(plugin.connected and (driver, plugin.endpoint) in notified for plugin in found)
             return found if ready and len(found) == count else None
 
-        return self.wait_for(registered, f"{count} connected plugins of {driver}")
+        return self.wait_for(registered_plugins, f"{count} connected plugins of {driver}")
 
     def wait_health(self, driver: str, pool: str, device: str, health: str) -> DeviceHealth:
-        """Waits until a device has that health."""
+        """Wait until a device has that health."""
 
         def matches() -> DeviceHealth | None:
             found = self.health(driver, pool, device)
@@ -215,16 +215,16 @@ class FakeKubelet:
         return self.wait_for(matches, f"{driver}/{pool}/{device} {health}")
 
     def wait_running(self, pod: Pod) -> PodStatus:
-        """Waits until a pod's claims are prepared and returns its status."""
+        """Wait until a pod's claims are prepared and return its status."""
 
-        def running() -> PodStatus | None:
+        def running_status() -> PodStatus | None:
             status = self.pod_status(pod)
             return status if status.phase == "Running" else None
 
-        return self.wait_for(running, f"pod {pod.uid} running")
+        return self.wait_for(running_status, f"pod {pod.uid} running")
 
     def wait_gone(self, pod: Pod) -> None:
-        """Waits until a deleted pod is unprepared and gone."""
+        """Wait until a deleted pod is unprepared and gone."""
         self.wait_for(lambda: pod.uid not in self.pods, f"pod {pod.uid} gone")
 
     @property
@@ -253,17 +253,17 @@ class KubeletProcess(Protocol):
     def preparer(self) -> PodPreparer:
         """Prepares claims in the caller's thread."""
 
-    def notified(self) -> set[tuple[str, str]]:
-        """Returns driver and endpoint of each plugin that was notified of its registration."""
+    def notified_plugins(self) -> set[tuple[str, str]]:
+        """Return driver and endpoint of each plugin that was notified of its registration."""
 
     def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
-        """Returns the stored state of a claim, or None without one."""
+        """Return the stored state of a claim, or None without one."""
 
     def start_worker(self, record: PodRecord) -> None:
-        """Starts the worker of a pod."""
+        """Start the worker of a pod."""
 
     def end(self, *, graceful: bool) -> None:
-        """Ends the process and its workers."""
+        """End the process and its workers."""
 
 
 class _FakeProcess:
@@ -312,23 +312,23 @@ class _FakeProcess:
         """The registered plugins."""
         return self._plugins.all()
 
-    def notified(self) -> set[tuple[str, str]]:
-        """Returns driver and endpoint of each plugin that was notified of its registration."""
-        return self.registry.registered()
+    def notified_plugins(self) -> set[tuple[str, str]]:
+        """Return driver and endpoint of each plugin that was notified of its registration."""
+        return self.registry.registered_plugins()
 
     def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
-        """Returns the stored state of a claim, or None without one."""
-        with self.infos.locked() as infos:
+        """Return the stored state of a claim, or None without one."""
+        with self.infos.lock_infos() as infos:
             return infos.get((namespace, name))
 
     def start_worker(self, record: PodRecord) -> None:
-        """Starts the worker of a pod."""
+        """Start the worker of a pod."""
         worker = Worker(record, self._context, self._kubelet.rng.randrange(1 << 30))
         self.workers[record.pod.uid] = worker
         self._all_workers.append(worker)
 
     def end(self, *, graceful: bool) -> None:
-        """Stops all threads and closes all connections."""
+        """Stop all threads and close all connections."""
         self._manager.crashed = not graceful
         self._ended.set()
         for worker in self._all_workers:
@@ -344,7 +344,7 @@ class _FakeProcess:
     def _resources(self, pod: Pod) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
         if not self._kubelet.health_on:
             return {}
-        with self.infos.locked() as infos:
+        with self.infos.lock_infos() as infos:
             claims = {
                 local_name: infos[pod.namespace, name]
                 for local_name, name in pod.claims.items()
@@ -371,10 +371,10 @@ class _FakeProcess:
                     worker.wake()
 
     def _unprepare_deleted(self) -> None:
-        """Unprepares the claims of pods that were deleted while the kubelet was stopped."""
+        """Unprepare the claims of pods that were deleted while the kubelet was stopped."""
         while not self._ended.wait(self._kubelet.pace.inactive_s):
             found: dict[tuple[str, str], list[str]] = {}
-            with self.infos.locked() as infos:
+            with self.infos.lock_infos() as infos:
                 for (namespace, name), info in infos.items():
                     for pod in info.pods - self._kubelet.pods.keys():
                         found.setdefault((pod, namespace), []).append(name)

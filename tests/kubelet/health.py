@@ -30,7 +30,7 @@ class DeviceHealth:
     device: str
     health: str = "Unknown"
     updated_ns: int = 0
-    """When the kubelet received the entry, since 1970."""
+    """Time when the kubelet received the entry, since 1970."""
     lease_ns: int = 0
     message: str = ""
     """Bytes of a character that was cut are lone surrogates here. A Go string keeps such bytes too."""
@@ -51,7 +51,7 @@ class DeviceHealth:
 
 
 def read_device(entry: Any, version: Version) -> DeviceHealth:
-    """Converts an entry of a health list as the kubelet does. No entry is rejected.
+    """Convert an entry of a health list as the kubelet does. No entry is rejected.
 
     The kubelet ignores the entry's own time and uses the time of receipt.
     """
@@ -60,13 +60,13 @@ def read_device(entry: Any, version: Version) -> DeviceHealth:
         pool=entry.device.pool_name,
         device=entry.device.device_name,
         health=HEALTH.get(entry.health, "Unknown"),
-        lease_ns=_wrapped(seconds * NS) if seconds > 0 else LEASE_NS,
+        lease_ns=_wrap_int64(seconds * NS) if seconds > 0 else LEASE_NS,
         message=cut_message(entry.message) if version.reads_message else "",
     )
 
 
 def cut_message(message: str) -> str:
-    """Cuts a message to 1,024 bytes: after byte 1,021, possibly within a character, and adds three dots."""
+    """Cut a message to 1,024 bytes: after byte 1,021, possibly within a character, and add three dots."""
     data = message.encode()
     if len(data) > MESSAGE_LIMIT:
         data = data[: MESSAGE_LIMIT - 3] + b"..."
@@ -96,7 +96,7 @@ class HealthCache:
                 self._drivers = {}  # the kubelet logs the error and starts with an empty cache
 
     def get(self, driver: str, pool: str, device: str) -> DeviceHealth:
-        """Returns the current health. A read changes nothing and notifies no pod of an expired lease."""
+        """Return the current health. A read changes nothing and notifies no pod of an expired lease."""
         unknown = DeviceHealth(pool, device)
         with self._lock:
             found = self._drivers.get(driver, {}).get(unknown.key)
@@ -108,7 +108,7 @@ class HealthCache:
         devices: Sequence[DeviceHealth],
         on_change: Callable[[list[DeviceHealth]], None] = lambda _: None,
     ) -> list[DeviceHealth]:
-        """Stores a health list.
+        """Store a health list.
 
         Args:
             driver: The name of the driver.
@@ -150,14 +150,14 @@ class HealthCache:
             return changed
 
     def clear(self, driver: str, on_clear: Callable[[], None] = lambda: None) -> None:
-        """Removes a driver's entries. ``on_clear`` is called before :meth:`get` shows that."""
+        """Remove a driver's entries. ``on_clear`` is called before :meth:`get` shows that."""
         with self._lock:
             self._drivers.pop(driver, None)
             self._save()
             on_clear()
 
     def devices(self, driver: str) -> Iterable[DeviceHealth]:
-        """Returns a driver's entries, stale or not."""
+        """Return a driver's entries, stale or not."""
         with self._lock:
             return list(self._drivers.get(driver, {}).values())
 
@@ -169,8 +169,8 @@ class HealthCache:
             new.rename(self._file)
 
 
-def _wrapped(number: int) -> int:
-    """Wraps a number to a signed 64-bit integer. Assumed: a lease above 292 years is negative, so always
+def _wrap_int64(number: int) -> int:
+    """Wrap a number to a signed 64-bit integer. Assumed: a lease above 292 years is negative, so always
     expired.
     """
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -187,7 +187,7 @@ def _to_json(drivers: dict[str, dict[str, DeviceHealth]]) -> str:
                         "Health": device.health,
                         "LastUpdated": _write_time(device.updated_ns),
                         "HealthCheckTimeout": device.lease_ns,
-                        "Message": shown(device.message),
+                        "Message": message_in_status(device.message),
                     }
                     for key, device in devices.items()
                 }
@@ -214,8 +214,8 @@ def _from_json(data: bytes) -> dict[str, dict[str, DeviceHealth]]:
     }
 
 
-def shown(message: str) -> str:
-    """Returns a message as JSON and the pod status show it: a cut character becomes the replacement
+def message_in_status(message: str) -> str:
+    """Return a message as JSON and the pod status show it: a cut character becomes the replacement
     character.
     """
     return message.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What the fake kubelet observed and did, in order. Tests assert on these entries."""
+"""Observations and actions of the fake kubelet, in order. Tests assert on these entries."""
 
 import threading
 import time
@@ -202,34 +202,38 @@ class History:
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter([timed_entry.entry for timed_entry in self.timed()])
+        return iter([timed_entry.entry for timed_entry in self.timed_entries()])
 
     def __len__(self) -> int:
-        return len(self.timed())
+        return len(self.timed_entries())
 
     def add(self, entry: Entry) -> None:
-        """Appends an entry."""
+        """Append an entry."""
         with self._changed:
             self._entries.append(TimedEntry(time.monotonic(), entry))
             self._changed.notify_all()
 
-    def timed(self) -> list[TimedEntry]:
-        """Returns all entries with their times."""
+    def timed_entries(self) -> list[TimedEntry]:
+        """Return all entries with their times."""
         with self._changed:
             return list(self._entries)
 
     def of(self, kind: type[E], *, since: int = 0) -> list[E]:
-        """Returns the entries of one type, without the first ``since`` entries of the history."""
+        """Return the entries of one type, without the first ``since`` entries of the history."""
         return [
-            timed_entry.entry for timed_entry in self.timed()[since:] if isinstance(timed_entry.entry, kind)
+            timed_entry.entry
+            for timed_entry in self.timed_entries()[since:]
+            if isinstance(timed_entry.entry, kind)
         ]
 
     def times(self, kind: type[Any]) -> list[float]:
-        """Returns the times of the entries of one type, on the monotonic clock [s]."""
-        return [timed_entry.mono_s for timed_entry in self.timed() if isinstance(timed_entry.entry, kind)]
+        """Return the times of the entries of one type, on the monotonic clock [s]."""
+        return [
+            timed_entry.mono_s for timed_entry in self.timed_entries() if isinstance(timed_entry.entry, kind)
+        ]
 
     def wait(self, condition: Callable[[], E], event: str, timeout_s: float) -> E:
-        """Waits until a condition is true and returns its value. It is evaluated after each entry and every
+        """Wait until a condition is true and return its value. It is evaluated after each entry and every
         10 ms.
 
         Raises:

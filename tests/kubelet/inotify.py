@@ -29,21 +29,21 @@ class Inotify:
     """Inotify watches on directories."""
 
     def __init__(self) -> None:
-        self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        self._fd = _check_result(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._paths: dict[int, Path] = {}
 
     def add(self, directory: Path) -> None:
-        """Watches a directory without its subdirectories.
+        """Watch a directory without its subdirectories.
 
         Raises:
             OSError: the directory cannot be watched, for example because it is gone.
         """
         mask = IN_CREATE | IN_MOVED_TO | IN_DELETE
-        self._paths[_checked(_libc.inotify_add_watch(self._fd, bytes(directory), mask))] = directory
+        self._paths[_check_result(_libc.inotify_add_watch(self._fd, bytes(directory), mask))] = directory
 
     def wait(self) -> list[PathEvent] | None:
-        """Waits for events and returns them, or None after :meth:`stop`."""
+        """Wait for events and return them, or None after :meth:`stop`."""
         ready, _, _ = select.select([self._fd, self._stop], [], [])
         if self._stop in ready:
             return None
@@ -57,16 +57,16 @@ class Inotify:
         return found
 
     def stop(self) -> None:
-        """Makes the current or next :meth:`wait` return None. Any thread may call it."""
+        """Make the current or next :meth:`wait` return None. Any thread may call it."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """Closes the watches. No thread may be in :meth:`wait`."""
+        """Close the watches. No thread may be in :meth:`wait`."""
         os.close(self._fd)
         os.close(self._stop)
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

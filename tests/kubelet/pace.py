@@ -44,7 +44,7 @@ class Pace:
 
     @classmethod
     def fast(cls) -> Self:
-        """Returns waiting times of tenths of a second, and patient deadlines of registrations, so that slow
+        """Return waiting times of tenths of a second, and patient deadlines of registrations, so that slow
         machines do not fail.
         """
         return replace(
@@ -75,9 +75,9 @@ class Clock:
         self._ahead_ns = 0
 
     def now_ns(self) -> int:
-        """Returns the time since 1970 [ns]."""
+        """Return the time since 1970 [ns]."""
         return time.time_ns() + self._ahead_ns
 
     def advance(self, seconds: float) -> None:
-        """Advances the clock."""
+        """Advance the clock."""
         self._ahead_ns += int(seconds * NS)

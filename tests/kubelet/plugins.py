@@ -51,11 +51,11 @@ class Plugin:
         self._closed = False
 
     def connect(self) -> None:
-        """Starts to connect. Called once."""
+        """Start to connect. Called once."""
         self.channel.subscribe(self._on_state, try_to_connect=True)
 
     def close(self) -> None:
-        """Closes the connection and ends its calls."""
+        """Close the connection and end its calls."""
         with self._state:
             self._closed = True
             was_ready = self._connectivity is grpc.ChannelConnectivity.READY
@@ -66,8 +66,8 @@ class Plugin:
         if was_ready:
             self._on_connection(False)
 
-    def usable(self) -> bool:
-        """Waits until the channel is connected or in backoff, and returns whether it is connected.
+    def wait_usable(self) -> bool:
+        """Wait until the channel is connected or in backoff, and return whether it is connected.
 
         grpc-go does the same for a call without WaitForReady: it sends the call on a connected channel and
         rejects it during the backoff.
@@ -78,7 +78,7 @@ class Plugin:
             return self._connectivity is grpc.ChannelConnectivity.READY
 
     def call(self, method: str, request: Any) -> Any:
-        """Calls a method of the DRAPlugin service.
+        """Call a method of the DRAPlugin service.
 
         Raises:
             CallFailed: the call failed as a whole.
@@ -99,7 +99,7 @@ class Plugin:
             self._reconnect()
 
     def _reconnect(self) -> None:
-        """Makes gRPC connect again: after a disconnect the channel stays idle until it is used."""
+        """Make gRPC connect again: after a disconnect the channel stays idle until it is used."""
 
         def ignore_state(_: grpc.ChannelConnectivity) -> None:
             pass
@@ -155,12 +155,12 @@ class Plugins:
         history.add(SlicesWiped(""))  # no plugin is registered yet, and none may follow
 
     def all(self) -> list[Plugin]:
-        """Returns the plugins that are registered now."""
+        """Return the plugins that are registered now."""
         with self._lock:
             return [plugin for plugins in self._plugins.values() for plugin in plugins]
 
     def get(self, driver: str) -> Plugin:
-        """Returns the plugin to call: the newest connected one, else the newest.
+        """Return the plugin to call: the newest connected one, else the newest.
 
         Raises:
             ValueError: the driver has none. The text is the kubelet's.
@@ -172,7 +172,7 @@ class Plugins:
             return next((plugin for plugin in reversed(plugins) if plugin.connected), plugins[-1])
 
     def validate(self, driver: str, endpoint: str, services: Sequence[str]) -> None:
-        """Checks whether a plugin could be registered.
+        """Check whether a plugin could be registered.
 
         Raises:
             ValueError: it could not. The text is the kubelet's, except for names and endpoints.
@@ -189,7 +189,7 @@ class Plugins:
             ) from None
 
     def register(self, driver: str, endpoint: str, services: Sequence[str]) -> None:
-        """Adds a plugin, opens its health stream and starts to connect.
+        """Add a plugin, open its health stream and start to connect.
 
         Raises:
             ValueError: the plugin was rejected. The text is the kubelet's.
@@ -211,7 +211,7 @@ class Plugins:
         plugin.connect()
 
     def deregister(self, driver: str, endpoint: str) -> None:
-        """Removes a plugin if it is registered, and closes its connection."""
+        """Remove a plugin if it is registered, and close its connection."""
         with self._lock:
             plugins = self._plugins.get(driver, [])
             removed = [plugin for plugin in plugins if plugin.endpoint == endpoint]
@@ -226,7 +226,7 @@ class Plugins:
             self._close(plugin)
 
     def end(self) -> None:
-        """Closes all connections when the kubelet stops. Slices are not wiped afterwards."""
+        """Close all connections when the kubelet stops. Slices are not wiped afterwards."""
         with self._lock:
             self._ended = True
             for timer in self._wipes.values():
@@ -252,7 +252,7 @@ class Plugins:
             self._sync(plugin.driver)
 
     def _sync(self, driver: str) -> None:
-        """Schedules the deletion of a driver's slices, or cancels it while one of its endpoints is
+        """Schedule the deletion of a driver's slices, or cancel it while one of its endpoints is
         connected.
         """
         if self._ended or any(plugin.connected for plugin in self._plugins.get(driver, [])):
@@ -271,7 +271,7 @@ class Plugins:
 
 
 def check_driver(driver: str) -> None:
-    """Checks for a DNS subdomain of at most 63 characters in any case, as kubelets from 1.38 on.
+    """Check for a DNS subdomain of at most 63 characters in any case, as kubelets from 1.38 on.
 
     Raises:
         ValueError: the name is invalid.
@@ -285,7 +285,7 @@ def check_driver(driver: str) -> None:
 
 
 def connect_endpoint(endpoint: str, root: Path) -> None:
-    """Checks for an absolute path that fits a socket address and is inside the kubelet's directory.
+    """Check for an absolute path that fits a socket address and is inside the kubelet's directory.
 
     Raises:
         ValueError: the path is invalid.

@@ -1,4 +1,4 @@
-"""When the kubelet syncs a pod, and what a sync does. Each pod has a worker thread.
+"""Syncs of pods: their times and their actions. Each pod has a worker thread.
 
 It follows kubelet ``kubelet.go`` and ``pod_workers.go`` for claims only. A pod runs as soon as its claims
 are prepared, and its containers end at once when it is deleted.
@@ -55,7 +55,7 @@ class PodRecord:
 
 
 class PodPreparer(Protocol):
-    """Prepares and unprepares the claims of a pod: its uid, its namespace and the claims' names.
+    """Interface that prepares and unprepares the claims of a pod, by UID, namespace and claim names.
 
     Each method raises ValueError with the kubelet's text, without its prefix "prepare dynamic resources".
     """
@@ -66,7 +66,7 @@ class PodPreparer(Protocol):
 
 
 class EventRecorder(Protocol):
-    """Records a Warning event for a pod: its uid, the reason and the message."""
+    """Interface that records a Warning event for a pod: its UID, the reason and the message."""
 
     def warn(self, pod: str, reason: str, message: str) -> None: ...
 
@@ -86,7 +86,7 @@ class WorkerContext:
 
 
 class Worker:
-    """Syncs one pod while one kubelet process runs."""
+    """Worker that syncs one pod while one kubelet process runs."""
 
     def __init__(self, record: PodRecord, context: WorkerContext, seed: int) -> None:
         self._record = record
@@ -99,19 +99,19 @@ class Worker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Syncs the pod now, or once more after a running sync."""
+        """Sync the pod now, or once more after a running sync."""
         with self._wake:
             self._pending = True
             self._wake.notify_all()
 
     def end(self) -> None:
-        """Ends the worker when the kubelet stops."""
+        """End the worker when the kubelet stops."""
         with self._wake:
             self._ended = True
             self._wake.notify_all()
 
     def join(self) -> None:
-        """Waits until the worker has ended."""
+        """Wait until the worker has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class Worker:
         context.history.add(PodSynced(pod.uid, phase))
 
     def _terminate(self) -> bool:
-        """Unprepares the pod's claims and returns whether that succeeded."""
+        """Unprepare the pod's claims and return whether that succeeded."""
         pod, context = self._record.pod, self._context
         try:
             context.preparer.unprepare(pod.uid, pod.namespace, pod.names)

@@ -20,7 +20,7 @@ ClaimObjects = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 class Preparer:
-    """Prepares and unprepares claims for one kubelet process."""
+    """Component of one kubelet process that prepares and unprepares claims."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Preparer:
         self._rng = rng
 
     def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Prepares the claims of a pod that are not prepared yet.
+        """Prepare the claims of a pod that are not prepared yet.
 
         Args:
             pod: The pod's uid.
@@ -60,7 +60,7 @@ class Preparer:
         found = [self._look_up(pod, namespace, name) for name in claims]
         batches: dict[Plugin, list[ClaimInfo]] = {}
         new: list[ClaimInfo] = []
-        with self._infos.locked() as infos:
+        with self._infos.lock_infos() as infos:
             for new_info, plugins in found:
                 info = infos.setdefault((new_info.namespace, new_info.name), new_info)
                 if info.uid != new_info.uid:
@@ -77,21 +77,21 @@ class Preparer:
                 new.append(info)
                 for driver in info.drivers:
                     batches.setdefault(plugins[driver], []).append(info)
-        for plugin, batch in self._shuffled(batches.items()):
+        for plugin, batch in self._shuffle(batches.items()):
             response = self._call("NodePrepareResources", plugin, batch)
             for info, result in self._results("NodePrepareResources", batch, response):
-                with self._infos.locked():
+                with self._infos.lock_infos():
                     devices = info.drivers.setdefault(plugin.driver, [])
                     if self._version.replaces_devices:
                         devices.clear()
                     devices.extend(map(_device, result.devices))
-        with self._infos.locked():
+        with self._infos.lock_infos():
             for info in new:
                 info.prepared = True
             self._infos.save()
 
     def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Removes a pod from its claims and unprepares the claims that no other pod uses.
+        """Remove a pod from its claims and unprepare the claims that no other pod uses.
 
         Args:
             pod: The pod's uid.
@@ -103,7 +103,7 @@ class Preparer:
         """
         batches: dict[str, list[ClaimInfo]] = {}
         last: list[ClaimInfo] = []
-        with self._infos.locked() as infos:
+        with self._infos.lock_infos() as infos:
             for name in claims:
                 info = infos.get((namespace, name))
                 if info is None or (self._version.checks_pod and pod not in info.pods):
@@ -115,17 +115,17 @@ class Preparer:
                 info.unpreparing = True
                 for driver in info.drivers:
                     batches.setdefault(driver, []).append(info)
-        for driver, batch in self._shuffled(batches.items()):
+        for driver, batch in self._shuffle(batches.items()):
             response = self._call("NodeUnprepareResources", self._plugins.get(driver), batch)
             for _ in self._results("NodeUnprepareResources", batch, response):
                 pass  # the iterator raises an error of the driver
-        with self._infos.locked() as infos:
+        with self._infos.lock_infos() as infos:
             for info in last:
                 infos.pop((info.namespace, info.name), None)
             self._infos.save()
 
     def _look_up(self, pod: str, namespace: str, name: str) -> tuple[ClaimInfo, dict[str, Plugin]]:
-        """Checks a claim before anything is stored or called."""
+        """Check a claim before anything is stored or called."""
         claim = self._objects.get((namespace, name))
         if claim is None:
             raise ValueError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
@@ -158,9 +158,9 @@ class Preparer:
     def _results(
         self, method: str, batch: Sequence[ClaimInfo], response: Any
     ) -> Iterator[tuple[ClaimInfo, Any]]:
-        """Yields each claim with its result. The claims before a failing one are stored."""
+        """Yield each claim with its result. The claims before a failing one are stored."""
         requested = {info.uid: info for info in batch}
-        for uid, result in self._shuffled(response.claims.items()):
+        for uid, result in self._shuffle(response.claims.items()):
             if uid not in requested:
                 raise ValueError(f"{method} returned result for unknown claim UID {uid}")
             if result.error:
@@ -169,7 +169,7 @@ class Preparer:
         if skipped := len(batch) - len(response.claims):
             raise ValueError(f"{method} skipped {skipped} ResourceClaims")
 
-    def _shuffled(self, items: Any) -> list[Any]:
+    def _shuffle(self, items: Any) -> list[Any]:
         shuffled = list(items)
         self._rng.shuffle(shuffled)
         return shuffled

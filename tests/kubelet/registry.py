@@ -1,4 +1,4 @@
-"""How the kubelet finds plugins: it watches the registration sockets and compares them with its plugins.
+"""Discovery of plugins: the kubelet watches the registration sockets and compares them with its plugins.
 
 It follows kubelet ``pluginmanager/``. Each creation of a socket gets an identity, so a socket that was
 removed and created again is a new plugin. The watcher only records sockets, and a loop compares them with
@@ -25,7 +25,7 @@ from kubelet.pace import Pace
 
 
 class Handler(Protocol):
-    """Registers plugins of type DRAPlugin. Each method raises ValueError with the reason of a rejection."""
+    """Handler of plugins of type DRAPlugin. Each method raises ValueError with the reason of a rejection."""
 
     def validate(self, driver: str, endpoint: str, services: tuple[str, ...]) -> None: ...
 
@@ -58,7 +58,7 @@ class Registry:
     """The kubelet's plugin manager, for one kubelet process."""
 
     def __init__(self, directory: Path, handler: Handler, calls: Calls, pace: Pace, history: History) -> None:
-        """Starts to watch.
+        """Start to watch.
 
         Args:
             directory: ``plugins_registry``. It is created if missing.
@@ -88,7 +88,7 @@ class Registry:
         self._loop.start()
 
     def end(self) -> None:
-        """Stops the threads when the kubelet stops. Plugins are not deregistered. Calls must have ended
+        """Stop the threads when the kubelet stops. Plugins are not deregistered. Calls must have ended
         before.
         """
         self._ended.set()
@@ -99,8 +99,8 @@ class Registry:
         for thread in self._threads:
             thread.join()
 
-    def registered(self) -> set[tuple[str, str]]:
-        """Returns driver and endpoint of each registered plugin that was notified."""
+    def registered_plugins(self) -> set[tuple[str, str]]:
+        """Return driver and endpoint of each registered plugin that was notified."""
         with self._lock:
             return {(plugin.driver, plugin.endpoint) for plugin in self._notified.values()}
 
@@ -158,7 +158,7 @@ class Registry:
                     )
 
     def _operate(self, path: Path, *, register: bool, work: Callable[[], None]) -> None:
-        """Starts an operation, unless one runs for that socket or its backoff lasts."""
+        """Start an operation, unless one runs for that socket or its backoff lasts."""
         with self._lock:
             last = self._operations.get(path)
             if last is not None and last.pending:
@@ -242,7 +242,7 @@ class Registry:
                 self._notified[path] = self._actual[path]
 
     def _refuse(self, channel: grpc.Channel, path: Path, reason: str) -> None:
-        """Notifies the plugin. The kubelet's own error says that this failed, although it did not."""
+        """Notify the plugin. The kubelet's own error says that this failed, although it did not."""
         error = f"RegisterPlugin error -- {reason}"
         self._notify(channel, error)
         raise ValueError(f"RegisterPlugin error -- failed to send error at socket {path}, err: {error}")

@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 
 def one_device(claim: Any) -> Devices:
-    """Returns one device with the claim's name. :class:`SamplePlugin` prepares it by default."""
+    """Return one device with the claim's name. :class:`SamplePlugin` prepares it by default."""
     return [
         {
             "request_names": ["gpu"],
@@ -81,7 +81,7 @@ class SamplePlugin:
         self.amend: Callable[[Any], None] = lambda response: None
         """Changes a whole response."""
         self.health_status: grpc.StatusCode | None = None
-        """If set, every health stream ends at once with this status."""
+        """Status with which every health stream ends at once; None: streams stay open."""
         self.statuses: list[Status] = []
         self.calls: list[Call] = []
         self.get_info_calls: list[str] = []
@@ -106,22 +106,22 @@ class SamplePlugin:
     # --- the sockets ------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Creates the service socket."""
+        """Create the service socket."""
         handlers = [self._registration_handler()] if self.registration == self.service else []
         handlers += [self._plugin_handler(service) for service in DRA_PACKAGES]
         handlers += [self._health_handler(version) for version in ("v1", "v1alpha1")]
         self._listen(self.service, handlers)
 
     def register(self) -> None:
-        """Creates the registration socket."""
+        """Create the registration socket."""
         self._listen(self.registration, [self._registration_handler()])
 
     def unregister(self) -> None:
-        """Unlinks the registration socket, as a plugin does that ends."""
+        """Unlink the registration socket, as a plugin does that ends."""
         self.registration.unlink()
 
     def stop(self) -> None:
-        """Stops all servers. gRPC unlinks the sockets."""
+        """Stop all servers. gRPC unlinks the sockets."""
         for server in self._servers:
             self.end_streams(None)
             server.stop(0).wait()
@@ -129,20 +129,20 @@ class SamplePlugin:
         self._servers.clear()
 
     def connections(self) -> int:
-        """Counts the connections to the service socket."""
+        """Count the connections to the service socket."""
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
         return sum(row[5] == "03" and row[-1] == str(self.service) for row in rows if len(row) == 8)
 
     # --- health -----------------------------------------------------------------------------------------
 
     def send_health(self, *devices: Mapping[str, Any], pool: str = "node-a") -> None:
-        """Sends one message on every stream. Each device has a ``name`` and fields of DeviceHealth."""
+        """Send one message on every stream. Each device has a ``name`` and fields of DeviceHealth."""
         with self._lock:
             for stream in self._streams:
                 stream.put(("send", pool, devices))
 
     def end_streams(self, code: grpc.StatusCode | None, details: str = "") -> None:
-        """Ends every stream with that status, or in order without one."""
+        """End every stream with that status, or in order without one."""
         with self._lock:
             for stream in self._streams:
                 stream.put(("end", code, details))
@@ -280,6 +280,6 @@ def _handler(
     return grpc.method_handlers_generic_handler(f"{package}.{service}", handlers)
 
 
-def sleeping(seconds: float) -> Callable[..., Any]:
-    """Returns a function that sleeps."""
+def sleep_for(seconds: float) -> Callable[..., Any]:
+    """Return a function that sleeps."""
     return lambda *_: time.sleep(seconds)

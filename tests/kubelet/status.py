@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kubelet.claims import ClaimInfo, PreparedDevice
-from kubelet.health import DeviceHealth, HealthCache, shown
+from kubelet.health import DeviceHealth, HealthCache, message_in_status
 
 
 class ResourceHealth(NamedTuple):
@@ -22,7 +22,7 @@ class ResourceHealth(NamedTuple):
 def allocated_resources(
     uses: Sequence[str], claims: Mapping[str, ClaimInfo], cache: HealthCache, *, messages: bool
 ) -> dict[str, tuple[ResourceHealth, ...]]:
-    """Returns the entries of one container.
+    """Return the entries of one container.
 
     Args:
         uses: The container's resources.claims: ``<local name>`` or ``<local name>/<request>``.
@@ -60,6 +60,6 @@ def _resources(
 def resource_health(
     driver: str, device: PreparedDevice, health: DeviceHealth, messages: bool
 ) -> ResourceHealth:
-    """Returns the entry of one device, under its first CDI id if it has one."""
+    """Return the entry of one device, under its first CDI id if it has one."""
     name = device.cdi_ids[0] if device.cdi_ids else f"{driver}/{device.pool}/{device.device}"
-    return ResourceHealth(name, health.health, shown(health.message) if messages else "")
+    return ResourceHealth(name, health.health, message_in_status(health.message) if messages else "")

@@ -11,7 +11,7 @@ import grpc
 from wire.google import message_class
 
 from kubelet.claims import ClaimInfos
-from kubelet.health import DeviceHealth, HealthCache, read_device, shown
+from kubelet.health import DeviceHealth, HealthCache, message_in_status, read_device
 from kubelet.history import (
     Changed,
     Cleared,
@@ -32,7 +32,7 @@ NOTIFICATIONS: Final = 100
 
 
 class HealthManager:
-    """Stores health lists in the cache and queues the affected pods for a sync."""
+    """Manager that stores health lists in the cache and queues the affected pods for a sync."""
 
     def __init__(self, cache: HealthCache, claims: ClaimInfos, version: Version, history: History) -> None:
         self._cache = cache
@@ -45,11 +45,11 @@ class HealthManager:
         """The uids of pods whose devices changed. Entries beyond the queue's size are dropped."""
 
     def update(self, driver: str, message: Any) -> None:
-        """Stores a health list and notifies pods."""
+        """Store a health list and notify pods."""
 
         def record(changed: list[DeviceHealth]) -> None:
             for device in changed:
-                text = shown(device.message)
+                text = message_in_status(device.message)
                 self._history.add(Changed(driver, device.pool, device.device, device.health, text))
             self._history.add(HealthChanged(driver, len(changed)))
 
@@ -57,7 +57,7 @@ class HealthManager:
         devices = [read_device(entry, self._version) for entry in message.devices]
         changed = self._cache.update(driver, devices, record)
         names = {(device.pool, device.device) for device in changed}
-        with self._claims.locked() as infos:
+        with self._claims.lock_infos() as infos:
             pods = frozenset(
                 pod
                 for info in infos.values()
@@ -74,13 +74,13 @@ class HealthManager:
             self._history.add(PodsNotified(pods))
 
     def clear(self, driver: str) -> None:
-        """Clears a driver's health after one of its streams has ended."""
+        """Clear a driver's health after one of its streams has ended."""
         if not self.crashed:
             self._cache.clear(driver, lambda: self._history.add(Cleared(driver)))
 
 
 class HealthStream:
-    """Reads the health stream of one endpoint in its own thread."""
+    """Health stream of one endpoint, which a thread of its own reads."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class HealthStream:
         self._thread.start()
 
     def stop(self) -> None:
-        """Cancels the stream for good."""
+        """Cancel the stream for good."""
         with self._lock:
             self._stopped.set()
             if self._call is not None:
                 self._call.cancel()
 
     def join(self) -> None:
-        """Waits until the stream has ended after :meth:`stop`."""
+        """Wait until the stream has ended after :meth:`stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -122,9 +122,9 @@ class HealthStream:
                 self._stopped.wait(self._pace.stream_retry_s)
 
     def _run_once(self) -> bool:
-        """Opens the stream and reads it to its end. Returns whether to open it again."""
+        """Open the stream and read it to its end. Returns whether to open it again."""
         plugin = self.plugin
-        if not plugin.usable():
+        if not plugin.wait_usable():
             if not self._stopped.is_set():
                 self._history.add(StreamRefused(plugin.driver, plugin.endpoint))
             return True

@@ -1,4 +1,4 @@
-"""How releases of the kubelet differ in their use of a plugin's health service, as data."""
+"""Differences between kubelet releases in their use of a plugin's health service, as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Version:
     that a list lacks after their lease."""
 
     def health_service(self, advertised: Sequence[str]) -> str | None:
-        """Returns the service to call. The kubelet's preference decides, not the order of the plugin's
+        """Return the service to call. The kubelet's preference decides, not the order of the plugin's
         list.
         """
         if not self.requires_advertised:
@@ -79,7 +79,7 @@ VERSIONS: Final = {
 
 
 def plugin_service(advertised: Sequence[str]) -> str:
-    """Returns the DRAPlugin service to call: the first in the plugin's list that the kubelet supports.
+    """Return the DRAPlugin service to call: the first in the plugin's list that the kubelet supports.
 
     Raises:
         ValueError: no service matches. The text is the kubelet's.

@@ -81,10 +81,10 @@ class RealKubelet(FakeKubelet):
         self.binary = binary
         self.api = _Cluster(self.history, self.store)
         self.updates: list[tuple[int, Sequence[str]]] = []
-        """When the DRA manager requested syncs, on the monotonic clock [ns], with the uids of the pods."""
+        """Times when the DRA manager requested syncs, on the monotonic clock [ns], with UIDs of pods."""
 
     def start(self) -> None:
-        """Starts the API server if it does not run, and the kubelet."""
+        """Start the API server if it does not run, and the kubelet."""
         self.api.open()
         super().start()
 
@@ -95,18 +95,18 @@ class RealKubelet(FakeKubelet):
             self.api.close()
 
     def add_claim(self, condition: Mapping[str, Any]) -> None:
-        """Adds a ResourceClaim object to the API server."""
+        """Add a ResourceClaim object to the API server."""
         super().add_claim(condition)
         self.api.add_claim(condition)
 
     def pass_time(self, seconds: float) -> None:
-        """Waits, because the kubelet reads the time itself."""
+        """Wait, because the kubelet reads the time itself."""
         time.sleep(seconds)
 
     def wait_for(
         self, condition: Callable[[], Any], event: str, timeout_s: float = PATIENCE_S + PERIOD_S
     ) -> Any:
-        """Waits as the fake kubelet does, and for the longest period of the real one in addition."""
+        """Wait as the fake kubelet does, and for the longest period of the real one in addition."""
         return super().wait_for(condition, event, timeout_s)
 
     def _new_process(self) -> KubeletProcess:
@@ -123,13 +123,13 @@ class _Cluster(ApiServer):
         self._open = False
 
     def open(self) -> None:
-        """Starts the server once."""
+        """Start the server once."""
         if not self._open:
             self.__enter__()
             self._open = True
 
     def close(self) -> None:
-        """Stops the server if it runs."""
+        """Stop the server if it runs."""
         if self._open:
             self.__exit__(None, None, None)
 
@@ -215,18 +215,18 @@ class _RealProcess:
         """Prepares claims in the caller's thread: :meth:`prepare`, :meth:`unprepare`."""
         return self
 
-    def notified(self) -> set[tuple[str, str]]:
-        """Returns the registered plugins: the kubelet keeps no others, and logs no notification."""
+    def notified_plugins(self) -> set[tuple[str, str]]:
+        """Return the registered plugins: the kubelet keeps no others, and logs no notification."""
         return set(self._services)
 
     def start_worker(self, record: PodRecord) -> None:
-        """Starts the worker of a pod."""
+        """Start the worker of a pod."""
         worker = Worker(record, self._context, self._kubelet.rng.randrange(1 << 30))
         self.workers[record.pod.uid] = worker
         self._all_workers.append(worker)
 
     def end(self, *, graceful: bool) -> None:
-        """Ends the program and the workers."""
+        """End the program and the workers."""
         for worker in self._all_workers:
             worker.end()
         self._program.end(graceful=graceful)
@@ -236,7 +236,7 @@ class _RealProcess:
     # --- commands -----------------------------------------------------------------------------------------
 
     def get(self, driver: str, pool: str, device: str) -> DeviceHealth:
-        """Returns the current health of a device."""
+        """Return the current health of a device."""
         found = self._program.call("health", Driver=driver, Pool=pool, Device=device)
         received = datetime.fromisoformat(found["LastUpdated"])
         received_ns = round(received.timestamp() * NS) if found["Health"] != "Unknown" else 0
@@ -244,7 +244,7 @@ class _RealProcess:
         return DeviceHealth(pool, device, found["Health"], received_ns, lease_ns, found["Message"])
 
     def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
-        """Returns the stored state of a claim, or None without one."""
+        """Return the stored state of a claim, or None without one."""
         try:
             [found] = self._program.call(
                 "claims", Pod=pod_object("", namespace, {name: name}, {"main": (name,)})
@@ -256,20 +256,22 @@ class _RealProcess:
         return claim_info(found)
 
     def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Prepares the claims of a pod."""
+        """Prepare the claims of a pod."""
         active = [{"metadata": {"uid": uid}} for uid in {*self._kubelet.pods, pod}]
         given = pod_object(pod, namespace, {name: name for name in claims}, {})
-        _unprefixed(
+        _run_without_prefix(
             "prepare dynamic resources: ", lambda: self._program.call("prepare", Pod=given, Pods=active)
         )
 
     def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Unprepares the claims of a pod."""
+        """Unprepare the claims of a pod."""
         given = pod_object(pod, namespace, {name: name for name in claims}, {})
-        _unprefixed("unprepare dynamic resources: ", lambda: self._program.call("unprepare", Pod=given))
+        _run_without_prefix(
+            "unprepare dynamic resources: ", lambda: self._program.call("unprepare", Pod=given)
+        )
 
     def warn(self, pod: str, reason: str, message: str) -> None:
-        """Records a Warning event for a pod."""
+        """Record a Warning event for a pod."""
         self._program.call("event", Pod=pod_object(pod, "default", {}, {}), Reason=reason, Message=message)
 
     def _resources(self, pod: Pod) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
@@ -387,7 +389,7 @@ class _RealProcess:
         }
 
 
-def _unprefixed(prefix: str, call: Callable[[], object]) -> None:
+def _run_without_prefix(prefix: str, call: Callable[[], object]) -> None:
     """Run a command and raise its error without the prefix that the kubelet must give it."""
     try:
         call()
@@ -417,7 +419,7 @@ def _status(text: str) -> tuple[grpc.StatusCode, str]:
 def claim_info(kept: Mapping[str, Any]) -> ClaimInfo:
     """Return the state of a claim that the program reports."""
     drivers = {
-        driver: list(map(_device, one["Devices"] or ())) for driver, one in kept["DriverState"].items()
+        driver: list(map(_device, state["Devices"] or ())) for driver, state in kept["DriverState"].items()
     }
     pods = set(kept["PodUIDs"])
     return ClaimInfo(kept["Namespace"], kept["ClaimName"], kept["ClaimUID"], pods, drivers, kept["Prepared"])

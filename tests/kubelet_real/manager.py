@@ -29,7 +29,7 @@ class ManagerProgram(Program):
         if report["event"] == "log" and report["message"] == FULL:
             self._dropped.append(frozenset(report["values"]["pods"]))
 
-    def dropped(self) -> list[frozenset[str]]:
+    def dropped_notifications(self) -> list[frozenset[str]]:
         """Return the pods of each dropped notification since the last call."""
         found, self._dropped = self._dropped, []
         return found
@@ -86,13 +86,13 @@ class RealManager:
         """End the driver's health stream in order."""
         self._call("end", Driver=driver)
 
-    def notified(self) -> list[frozenset[str]]:
+    def notified_pods(self) -> list[frozenset[str]]:
         """Return the pods of each notification since the last call."""
         return [frozenset(pods) for pods in self._call("notified")]
 
-    def dropped(self) -> list[frozenset[str]]:
+    def dropped_notifications(self) -> list[frozenset[str]]:
         """Return the pods of each dropped notification since the last call."""
-        return self._program.dropped()
+        return self._program.dropped_notifications()
 
     def status(self, pod: Pod) -> dict[str, tuple[ResourceHealth, ...]]:
         """Return the entries of the pod's only container in its status."""

@@ -76,7 +76,7 @@ def node(pool: HugepagePool, times: Times) -> Iterator[RealNode]:
     ):
         times.rows += [(f"start to {what}", seconds) for what, seconds in node.times.items()]
         try:
-            objects = [one for one in deploy_objects() if one["kind"] != "DaemonSet"]
+            objects = [obj for obj in deploy_objects() if obj["kind"] != "DaemonSet"]
             node.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects))
             default = "/api/v1/namespaces/default/serviceaccounts/default"
             node.api.wait(default, lambda _: True, "created")

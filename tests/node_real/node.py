@@ -257,7 +257,7 @@ class RealNode:
         if v2 is None:
             pytest.skip("no cgroup v2 here, alone or with v1")
         v1 = [] if v2 == CGROUPFS else [
-            one.name for one in CGROUPFS.iterdir() if not one.is_symlink() and (one / "tasks").exists()
+            path.name for path in CGROUPFS.iterdir() if not path.is_symlink() and (path / "tasks").exists()
         ]  # fmt: skip
         if self._mounts_hugetlb:
             self._stack.enter_context(hugetlb_for_v1(v2))

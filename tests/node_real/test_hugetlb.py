@@ -63,7 +63,9 @@ def test_hugepage_limits_of_either_runtime_are_as_expected(
         found = audit(node)
         assert {limit["verdict"] for limit in page_limits(found)} <= EXPECTED
         levels = {
-            one["level"]: one for one in page_limits(found, "paged") if one["knob"] == "hugepages limit"
+            limit["level"]: limit
+            for limit in page_limits(found, "paged")
+            if limit["knob"] == "hugepages limit"
         }
         assert levels["pod"]["actual"] == LIMIT
         assert levels["container"]["expected"] == [LIMIT]
@@ -74,7 +76,7 @@ def test_hugepage_limits_of_either_runtime_are_as_expected(
         lower_limit(node, lowered)  # what the agent's audit finds, so it has audited the other pod, too
         node.api.wait(lowered, has_health("Healthy", "cgroup.lower: pod default/lowered: 2MB"), "the finding")
         status = resource_status(node.api.call("GET", right))
-        assert [(one.health, one.message) for one in status] == [("Healthy", "")]
+        assert [(health.health, health.message) for health in status] == [("Healthy", "")]
         tainted = tainted_devices(node)
         assert allocated_device(node, "paged") not in tainted, tainted
 
@@ -92,9 +94,9 @@ def page_limits(found: Any, pod: str = "") -> list[dict[str, Any]]:
     """Return the comparisons of hugepage limits in an audit, of one pod or of all."""
     return [
         knob
-        for one in found["pods"]
-        for knob in one["knobs"]
-        if knob["sizeKiB"] == PAGES_KIB and pod in {"", one["name"]}
+        for found_pod in found["pods"]
+        for knob in found_pod["knobs"]
+        if knob["sizeKiB"] == PAGES_KIB and pod in {"", found_pod["name"]}
     ]
 
 

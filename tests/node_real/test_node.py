@@ -1,4 +1,4 @@
-"""What pods, scheduler and operators get from a driver and the agent on a whole node."""
+"""Effects of a driver and the agent on pods, scheduler and operators, on a whole node."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def running_pod(node: RealNode, name: str, device_class: str = PAGES) -> str:
     return path
 
 
-def test_pool_shrunk_pod_status_unhealthy_then_healthy(
+def test_shrunk_pool_makes_pod_status_unhealthy_then_healthy(
     node: RealNode, driver: None, pool: HugepagePool, times: Times
 ) -> None:
     with times.measure("claim and pod created to pod Running"):
@@ -58,13 +58,13 @@ def test_pool_shrunk_pod_status_unhealthy_then_healthy(
         node.api.wait(pod, has_health("Healthy"), "Healthy again")
 
 
-def test_pool_shrunk_slice_tainted_and_next_pod_pending(
+def test_shrunk_pool_taints_slice_and_next_pod_is_pending(
     node: RealNode, driver: None, pool: HugepagePool, times: Times
 ) -> None:
-    node.api.wait(SLICE, lambda one: not taint_keys(one, "NoSchedule"), "without taints")
+    node.api.wait(SLICE, lambda entry: not taint_keys(entry, "NoSchedule"), "without taints")
     with times.measure("pool shrunk to the taint in the ResourceSlice"):
         pool.resize(POOL_PAGES // 2)
-        node.api.wait(SLICE, lambda one: bool(taint_keys(one, "NoSchedule")), "tainted")
+        node.api.wait(SLICE, lambda entry: bool(taint_keys(entry, "NoSchedule")), "tainted")
     create_claim(node, "late")
     with times.measure("pod created to Unschedulable"):
         pod = create_pod(node, "late", "late")
@@ -88,7 +88,10 @@ def test_prepare_failed_event_names_class_and_code(node: RealNode, driver: None,
 def is_unschedulable(pod: Mapping[str, Any]) -> bool:
     """Return whether the scheduler has found no node for a pod."""
     conditions = pod.get("status", {}).get("conditions", [])
-    return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions)
+    return any(
+        condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable"
+        for condition in conditions
+    )
 
 
 def prepare_failures(node: RealNode, pod: str) -> list[str]:
@@ -270,7 +273,7 @@ def test_explain_joins_kubelet_driver_and_cgroups(node: RealNode, go_driver: Non
     assert [pod["name"] for pod in pods] == ["explained"]
 
 
-def test_audit_all_qos_classes_as_expected(node: RealNode, go_driver: None) -> None:
+def test_audit_finds_all_qos_classes_as_expected(node: RealNode, go_driver: None) -> None:
     running_pod(node, "best-effort", GO_CLASS)
     memory = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "32Mi"}}
     guaranteed = {"cpu": "50m", "memory": "16Mi"}

@@ -39,7 +39,7 @@ def daemon_set(node: RealNode, *arguments: str) -> dict[str, Any]:
 
     All else is as deployed: the service account, the security context, the paths and the rolling update.
     """
-    found = next(one for one in deploy_objects() if one["kind"] == "DaemonSet")
+    found = next(obj for obj in deploy_objects() if obj["kind"] == "DaemonSet")
     spec = found["spec"]["template"]["spec"]
     container = spec["containers"][0]
     container["image"] = HOST_IMAGE
@@ -110,16 +110,16 @@ def resource_status(pod: Mapping[str, Any]) -> list[ResourceStatus]:
     """Return the health of a pod's devices, in the order of its status."""
     containers = pod.get("status", {}).get("containerStatuses", [])
     return [
-        ResourceStatus(one.get("health", ""), one.get("message", ""))
+        ResourceStatus(item.get("health", ""), item.get("message", ""))
         for container in containers
         for claim in container.get("allocatedResourcesStatus", [])
-        for one in claim.get("resources", [])
+        for item in claim.get("resources", [])
     ]
 
 
 def has_health(health: str, text: str = "") -> Callable[[Mapping[str, Any]], bool]:
     """Return the condition that a device of a pod has a health, with a text in its message."""
-    return lambda pod: any(one.health == health and text in one.message for one in resource_status(pod))
+    return lambda pod: any(entry.health == health and text in entry.message for entry in resource_status(pod))
 
 
 def phase_is(phase: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -130,7 +130,9 @@ def phase_is(phase: str) -> Callable[[Mapping[str, Any]], bool]:
 def taint_keys(resource_slice: Mapping[str, Any], effect: str) -> set[str]:
     """Return the keys of a slice's taints that have an effect."""
     devices = resource_slice["spec"].get("devices") or []
-    return {one["key"] for device in devices for one in device.get("taints", []) if one["effect"] == effect}
+    return {
+        taint["key"] for device in devices for taint in device.get("taints", []) if taint["effect"] == effect
+    }
 
 
 def events_of(node: RealNode, pod: str, reason: str) -> list[str]:

@@ -130,7 +130,7 @@ class Container:
 
 
 @contextmanager
-def running(runtime: str, config: Mapping[str, Any]) -> Iterator[Container]:
+def run_container(runtime: str, config: Mapping[str, Any]) -> Iterator[Container]:
     """Start a container; kill and delete it at the end. Its output is that of ``Container.process``."""
     name = f"drahealth-{uuid.uuid4().hex}"
     with bundle(config) as directory:

@@ -47,18 +47,18 @@ def module(name: str) -> Path:
     return Path(json.loads(done.stdout)["Dir"])
 
 
-def reduced(schema: Any) -> Any:
+def reduce_schema(schema: Any) -> Any:
     """Return a schema without texts and extensions, which refuses fields without a name in it."""
     if isinstance(schema, list):
-        return [reduced(item) for item in schema]
+        return [reduce_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found = {}
     for key, value in schema.items():
         if key == "properties":
-            found[key] = {name: reduced(field) for name, field in value.items()}
+            found[key] = {name: reduce_schema(field) for name, field in value.items()}
         elif key not in TEXTS and not key.startswith("x-kubernetes-"):
-            found[key] = reduced(value)
+            found[key] = reduce_schema(value)
     if "properties" in found:
         found.setdefault("additionalProperties", False)
     if "$ref" in found:
@@ -95,7 +95,7 @@ def kubernetes_schema(root: Path) -> dict[str, Any]:
                     waiting.add(name)
         while waiting:
             name = waiting.pop()
-            definitions[name] = reduced(schemas[name])
+            definitions[name] = reduce_schema(schemas[name])
             waiting |= references(definitions[name]) - definitions.keys()
     return {"kinds": kinds, "definitions": definitions}
 
@@ -119,7 +119,7 @@ def main() -> None:
         write(f"kubernetes-{version}.json", kubernetes_schema(module(f"k8s.io/kubernetes@{release}")))
     crd = yaml.safe_load((module(OPERATOR) / PODMONITOR).read_text())
     (version,) = crd["spec"]["versions"]
-    schema = reduced(version["schema"]["openAPIV3Schema"])
+    schema = reduce_schema(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
     name = crd["spec"]["names"]["kind"]
     key = f"{crd['spec']['group']}/{version['name']}/{name}"

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from containers import Container, Mount, Process, oci_config, running
+from containers import Container, Mount, Process, oci_config, run_container
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -89,7 +89,7 @@ def template(
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
 
 
-def rendered(
+def render_chart(
     helm: Path, values: Mapping[str, object], version: str = "1.37", release: str = "drahealth"
 ) -> dict[str, Any]:
     """Return the objects of the chart by kind."""
@@ -101,7 +101,7 @@ def rendered(
 # --- the manifests ------------------------------------------------------------------------------------------
 
 
-def complaints(found: Mapping[str, Any], version: str) -> list[str]:
+def schema_errors(found: Mapping[str, Any], version: str) -> list[str]:
     """Return what the schemas of a Kubernetes version have against an object."""
     for name in (f"kubernetes-{version}", "podmonitor"):
         schemas = json.loads((SCHEMAS / f"{name}.json").read_text())
@@ -120,9 +120,9 @@ def test_chart_passes_lint(helm: Path) -> None:
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rendered_objects_fit_the_schemas_of_kubernetes(helm: Path, variant: str, version: str) -> None:
-    objects = rendered(helm, VARIANTS[variant], version)
+    objects = render_chart(helm, VARIANTS[variant], version)
     assert ("PodMonitor" in objects, "ConfigMap" in objects) == (variant == "everything",) * 2
-    assert [complaint for found in objects.values() for complaint in complaints(found, version)] == []
+    assert [complaint for found in objects.values() for complaint in schema_errors(found, version)] == []
 
 
 def test_numeric_names_are_texts(helm: Path) -> None:
@@ -131,15 +131,15 @@ def test_numeric_names_are_texts(helm: Path) -> None:
         "priorityClass": {"name": "2"},
         "serviceAccount": {"name": "3"},
     }
-    objects = rendered(helm, {**VARIANTS["everything"], **names}, release="123")
-    assert [complaint for found in objects.values() for complaint in complaints(found, "1.37")] == []
+    objects = render_chart(helm, {**VARIANTS["everything"], **names}, release="123")
+    assert [complaint for found in objects.values() for complaint in schema_errors(found, "1.37")] == []
     assert {found["metadata"].get("namespace", "123") for found in objects.values()} == {"123"}
 
 
 def test_each_of_two_releases_has_a_priority_class(helm: Path) -> None:
     gpu = {"nvidia": {"enabled": True}}
     for release, values in (("drahealth-gpu", gpu), ("drahealth-cpu", {})):
-        objects = rendered(helm, values, release=release)
+        objects = render_chart(helm, values, release=release)
         assert objects["PriorityClass"]["metadata"]["name"] == release
         assert pod_spec(objects)["priorityClassName"] == release
     guide = (REPOSITORY / "docs" / "kubernetes.md").read_text()
@@ -148,12 +148,12 @@ def test_each_of_two_releases_has_a_priority_class(helm: Path) -> None:
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version: str) -> None:
-    daemonset = rendered(helm, {})["DaemonSet"]
+    daemonset = render_chart(helm, {})["DaemonSet"]
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     container["volumeMount"] = container.pop("volumeMounts")
     container["ports"][0]["containerPort"] = "http"
     del daemonset["spec"]["selector"]
-    found = " ".join(complaints(daemonset, version))
+    found = " ".join(schema_errors(daemonset, version))
     assert all(
         text in found for text in ("'volumeMount' was unexpected", "'http' is not of", "'selector' is a")
     )
@@ -199,7 +199,7 @@ def test_plain_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     objects = [found for file in files for found in yaml.safe_load_all((PLAIN / file).read_text())]
     kinds = ["Namespace", "PriorityClass", "NetworkPolicy", "ServiceAccount", "DaemonSet"]
     assert [found["kind"] for found in objects] == kinds
-    assert [complaint for found in objects for complaint in complaints(found, version)] == []
+    assert [complaint for found in objects for complaint in schema_errors(found, version)] == []
 
 
 def test_chart_and_changes_have_the_version_of_the_agent() -> None:
@@ -220,7 +220,7 @@ def pod_spec(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_default_pod_has_no_privilege_and_no_token(helm: Path) -> None:
-    pod = pod_spec(rendered(helm, {}))
+    pod = pod_spec(render_chart(helm, {}))
     (container,) = pod["containers"]
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
     assert pod["automountServiceAccountToken"] is False
@@ -236,7 +236,7 @@ def test_default_pod_has_no_privilege_and_no_token(helm: Path) -> None:
 
 
 def test_pod_with_custom_checks_has_three_capabilities(helm: Path) -> None:
-    (container,) = pod_spec(rendered(helm, {"customChecks": {"enabled": True}}))["containers"]
+    (container,) = pod_spec(render_chart(helm, {"customChecks": {"enabled": True}}))["containers"]
     security = container["securityContext"]
     assert security["capabilities"] == {"drop": ["ALL"], "add": ["KILL", "SETGID", "SETUID"]}
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
@@ -244,7 +244,7 @@ def test_pod_with_custom_checks_has_three_capabilities(helm: Path) -> None:
 
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_pod_mounts_only_the_paths_that_it_needs(helm: Path, is_enabled: bool) -> None:
-    pod = pod_spec(rendered(helm, {"kubelet": {"enabled": is_enabled}}))
+    pod = pod_spec(render_chart(helm, {"kubelet": {"enabled": is_enabled}}))
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     kubelet = {"/var/lib/kubelet"} if is_enabled else set()
     assert paths == {"/run/drahealth", "/var/lib/drahealth", "/sys", "/proc"} | kubelet
@@ -260,9 +260,11 @@ def test_directories_of_the_node_may_have_any_name(helm: Path) -> None:
         "kubelet": {"dir": f"{name}/kubelet"},
         "nvsentinel": {"enabled": True, "socket": f'{name}/nvsentinel/x, "y".sock'},
     }
-    objects = rendered(helm, values)
+    objects = render_chart(helm, values)
     paths = {
-        one["name"]: one["hostPath"]["path"] for one in pod_spec(objects)["volumes"] if "hostPath" in one
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in pod_spec(objects)["volumes"]
+        if "hostPath" in volume
     }
     mounted = ("run", "state", "kubelet", "nvsentinel")
     assert {key: paths[key] for key in mounted} == {key: f"{name}/{key}" for key in mounted}
@@ -274,7 +276,7 @@ ROLES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
 def test_default_chart_grants_no_right(helm: Path) -> None:
-    assert not set(ROLES) & set(rendered(helm, {}))
+    assert not set(ROLES) & set(render_chart(helm, {}))
 
 
 def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: Path) -> None:
@@ -282,10 +284,10 @@ def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: 
         "cluster": {"enabled": True, "conditionKinds": ["gpu"]},
         "networkPolicy": {"apiServerPorts": [6443]},
     }
-    objects = rendered(helm, values)
+    objects = render_chart(helm, values)
     assert set(ROLES) <= set(objects)
     assert "ValidatingAdmissionPolicy" in objects
-    assert "ValidatingAdmissionPolicy" not in rendered(
+    assert "ValidatingAdmissionPolicy" not in render_chart(
         helm, {"cluster": {"enabled": True, "admissionPolicy": False}}
     )
     for kind in ROLES:
@@ -302,7 +304,7 @@ def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: 
 def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_path: Path) -> None:
     cluster = {"enabled": True, "conditionKinds": ["gpu"], "taintRules": [DRIVER]}
     nvsentinel = {"enabled": True, "socket": "/var/run/sentinel/c.sock"}
-    objects = rendered(helm, {"cluster": cluster, "config": CONFIG, "nvsentinel": nvsentinel})
+    objects = render_chart(helm, {"cluster": cluster, "config": CONFIG, "nvsentinel": nvsentinel})
     (volume,) = (volume for volume in pod_spec(objects)["volumes"] if volume["name"] == "config")
     for item in volume["configMap"]["items"]:
         file = tmp_path / item["path"]
@@ -313,14 +315,16 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
     assert config.k8s_taint_rules == (DRIVER,)
     assert (str(config.nvsentinel_socket), config.nvsentinel_remediate) == ("/run/nvsentinel/c.sock", False)
     paths = {
-        one["name"]: one["hostPath"]["path"] for one in pod_spec(objects)["volumes"] if "hostPath" in one
+        found_volume["name"]: found_volume["hostPath"]["path"]
+        for found_volume in pod_spec(objects)["volumes"]
+        if "hostPath" in found_volume
     }
     assert paths["nvsentinel"] == "/var/run/sentinel"
     assert config.period_ns == 500_000_000
 
 
 def test_events_for_nvsentinel_alone_need_no_token(helm: Path) -> None:
-    objects = rendered(helm, {"nvsentinel": {"enabled": True}})
+    objects = render_chart(helm, {"nvsentinel": {"enabled": True}})
     assert not set(ROLES) & set(objects)
     assert pod_spec(objects)["automountServiceAccountToken"] is False
     assert "k8s" not in objects["ConfigMap"]["data"]["cluster.toml"]
@@ -338,12 +342,12 @@ def test_role_has_the_rules_of_the_enabled_features_only(
     helm: Path, values: Mapping[str, object], features: set[str]
 ) -> None:
     rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["cluster"]
-    found = rendered(helm, {"cluster": {"enabled": True, **values}})["ClusterRole"]["rules"]
+    found = render_chart(helm, {"cluster": {"enabled": True, **values}})["ClusterRole"]["rules"]
     assert found == [rule for feature, own in rules.items() if feature in features for rule in own]
 
 
 def test_network_policy_opens_the_probed_and_scraped_port_only(helm: Path) -> None:
-    objects = rendered(helm, {"port": 20000, "podMonitor": {"enabled": True}})
+    objects = render_chart(helm, {"port": 20000, "podMonitor": {"enabled": True}})
     (container,) = pod_spec(objects)["containers"]
     assert container["ports"] == [{"name": "http", "containerPort": 20000, "protocol": "TCP"}]
     policy = objects["NetworkPolicy"]["spec"]
@@ -361,13 +365,13 @@ def test_network_policy_opens_the_probed_and_scraped_port_only(helm: Path) -> No
 def test_agent_of_the_pod_listens_at_the_address(
     helm: Path, values: Mapping[str, object], listen: str
 ) -> None:
-    (container,) = pod_spec(rendered(helm, values))["containers"]
+    (container,) = pod_spec(render_chart(helm, values))["containers"]
     assert f"--listen={listen}" in container["args"]
     assert [str(address) for address in parse_listen_addresses([listen])] == [listen]
 
 
 def test_pod_monitor_names_job_and_instance_as_alerts_expect(helm: Path) -> None:
-    objects = rendered(helm, {"podMonitor": {"enabled": True}})
+    objects = render_chart(helm, {"podMonitor": {"enabled": True}})
     monitor = objects["PodMonitor"]["spec"]
     labels = objects["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     alerts = (REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text()
@@ -376,11 +380,11 @@ def test_pod_monitor_names_job_and_instance_as_alerts_expect(helm: Path) -> None
     node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"}
     assert endpoint["relabelings"] == [node]
     assert "metricRelabelings" not in endpoint
-    everything = rendered(helm, VARIANTS["everything"])["PodMonitor"]["spec"]["podMetricsEndpoints"][0]
-    assert [one["regex"] for one in everything["metricRelabelings"]] == ["a.*"]
+    everything = render_chart(helm, VARIANTS["everything"])["PodMonitor"]["spec"]["podMetricsEndpoints"][0]
+    assert [rule["regex"] for rule in everything["metricRelabelings"]] == ["a.*"]
 
 
-# --- the pod at work ----------------------------------------------------------------------------------------
+# --- the running pod ----------------------------------------------------------------------------------------
 
 SECRET = "pods/0a1b/volumes/kubernetes.io~secret/token/token"
 CHECKPOINT = "dra_manager_state"
@@ -432,8 +436,8 @@ def pod(
     (directories / "kubelet" / SECRET).parent.mkdir(parents=True)
     (directories / "kubelet" / SECRET).write_text("secret")
     (directories / "kubelet" / CHECKPOINT).write_text("{}")
-    objects = rendered(helm, {"config": CONFIG, "drivers": [DRIVER]})
-    with running(oci_runtime, pod_config(objects, image_root, directories)) as container:
+    objects = render_chart(helm, {"config": CONFIG, "drivers": [DRIVER]})
+    with run_container(oci_runtime, pod_config(objects, image_root, directories)) as container:
         end = time.monotonic() + PATIENCE_S
         while container.run("/usr/bin/drahealth", "status").returncode > 3:
             assert container.process.poll() is None, container.process.communicate()[0]
@@ -467,7 +471,7 @@ def test_settings_of_the_chart_are_those_of_the_agent(pod: tuple[Container, Path
     printed = container.run("/usr/bin/drahealth", "config", "-o", "json").stdout
     assert '"500ms"' in printed
     assert "/etc/drahealth/config.toml" in printed
-    values = {one["key"]: one["value"] for one in json.loads(printed)["settings"]}
+    values = {item["key"]: item["value"] for item in json.loads(printed)["settings"]}
     assert values["agent.node-name"] == "node-7"
     roots = {name: values[f"roots.{name}"] for name in ("sysfs", "procfs", "cgroupfs")}
     assert roots == {"sysfs": "/host/sys", "procfs": "/host/proc", "cgroupfs": "/host/sys/fs/cgroup"}
@@ -483,14 +487,14 @@ def test_bundle_of_the_pod_has_the_status_of_the_agent(pod: tuple[Container, Pat
 @pytest.mark.parametrize("probe", ["startup", "liveness", "readiness"])
 def test_probes_of_the_pod_succeed(helm: Path, pod: tuple[Container, Path], probe: str) -> None:
     container, _ = pod
-    (manifest,) = pod_spec(rendered(helm, {}))["containers"]
+    (manifest,) = pod_spec(render_chart(helm, {}))["containers"]
     path, port = manifest[f"{probe}Probe"]["httpGet"]["path"], manifest["ports"][0]["containerPort"]
     assert ask(container, port, path).startswith("200 ")
 
 
 def test_scraped_path_of_the_pod_has_metrics(helm: Path, pod: tuple[Container, Path]) -> None:
     container, _ = pod
-    objects = rendered(helm, {"podMonitor": {"enabled": True}})
+    objects = render_chart(helm, {"podMonitor": {"enabled": True}})
     (endpoint,) = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
     (manifest,) = pod_spec(objects)["containers"]
     answer = ask(container, manifest["ports"][0]["containerPort"], endpoint["path"])

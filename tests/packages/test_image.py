@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import Process, oci_config, running
+from containers import Process, oci_config, run_container
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
@@ -41,7 +41,7 @@ def test_image_scans_as_an_ordinary_user_with_a_read_only_root(
     assert uid > 0
     env = dict(entry.split("=", 1) for entry in settings["Env"])
     process = Process([*settings["Entrypoint"], "scan", "-o", "json"], uid, gid, env=env)
-    with running(oci_runtime, oci_config(image_root, process, ())) as container:
+    with run_container(oci_runtime, oci_config(image_root, process, ())) as container:
         output, _ = container.process.communicate(timeout=PATIENCE_S)
     assert container.process.returncode in {0, 1, 2, 3}, output
     assert json.loads(output)["devices"]
@@ -77,7 +77,7 @@ def components(root: Path) -> dict[str, str]:
     return {item["name"]: item["version"] for item in document["components"]}
 
 
-def pinned() -> dict[str, str]:
+def pinned_versions() -> dict[str, str]:
     """Return the pinned versions of the packages that this Python needs, by name."""
     lines = (REPOSITORY / "requirements" / "package.txt").read_text().splitlines()
     found = [Requirement(line.removesuffix("\\")) for line in lines if re.match(r"[a-z0-9]", line)]
@@ -96,7 +96,7 @@ def test_bill_of_materials_has_every_pinned_and_every_debian_package(image_root:
     debian = debian_packages(image_root)
     del debian["drahealth"]
     assert {"libc6", "libssl3"} <= debian.keys()
-    assert components(image_root) == debian | pinned()
+    assert components(image_root) == debian | pinned_versions()
 
 
 def test_package_contains_its_bill_of_materials(image_root: Path) -> None:

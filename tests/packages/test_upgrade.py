@@ -53,7 +53,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Facts:
-    """What an agent knows of the past of its node."""
+    """State that an agent keeps about the past of its node."""
 
     faults: dict[str, tuple[str, ...]]
     """Codes of the causes of each Unhealthy GPU."""

@@ -75,7 +75,7 @@ class Clients:
         self.until(self._has_begun, "the first list and report")
 
     def _has_begun(self) -> bool:
-        listed, reported = self._current(self._listed), self._current(self._reported)
+        listed, reported = self._current_devices(self._listed), self._current_devices(self._reported)
         if not listed or self.report is None:
             return False
         nvml, events = self.source("nvml"), self.source("nvml-events")
@@ -85,7 +85,7 @@ class Clients:
                 return False
         return not self._unread and (events is None or events.state != SOURCE_STARTING)
 
-    def _current(self, entries: Mapping[str, Sequence[ListedEntry | ReportedEntry]]) -> set[str]:
+    def _current_devices(self, entries: Mapping[str, Sequence[ListedEntry | ReportedEntry]]) -> set[str]:
         """Return the devices with an entry of the agent that runs."""
         return {name for name, found in entries.items() if found[-1].agent_number == self._agent_number}
 
@@ -124,10 +124,10 @@ class Clients:
         ``briefly``: whether the cause counts that a device has had since the last action and has no more.
         """
 
-        def known() -> bool:
+        def is_known() -> bool:
             return all(self.has_cause(name, severity, text, briefly=briefly) for name in names)
 
-        self.until(known, f"{' '.join(names)}, among others: {SEVERITY_WORDS[severity]} {text}")
+        self.until(is_known, f"{' '.join(names)}, among others: {SEVERITY_WORDS[severity]} {text}")
 
     def has_cause(self, name: str, severity: int, text: str, *, briefly: bool = False) -> bool:
         """Return whether a device has a cause, or ``briefly`` has had it since the last action."""
@@ -158,20 +158,20 @@ class Clients:
         ]
         assert not found, f"unexpected cause {text}: {found}"
 
-    # --- the order of it all -------------------------------------------------------------------------------
+    # --- order of reports ----------------------------------------------------------------------------------
 
     def settle_beginning(self) -> None:
         """Expect Healthy before an action for every device that no step has named yet."""
         for name in self._listed:
             self._expected.setdefault(name, [HEALTHY])
 
-    def as_expected(self) -> None:
+    def check_order(self) -> None:
         """Check that every device went through exactly the expected healths, in order."""
         self._read()
         self.settle_beginning()
         for name, entries in self._listed.items():
-            healths = list(_collapsed(entry.health for entry in entries))
-            expected = list(_collapsed(iter(self._expected[name])))
+            healths = list(_collapse_repeats(entry.health for entry in entries))
+            expected = list(_collapse_repeats(iter(self._expected[name])))
             assert healths == expected, f"{name} was {_words(healths)}, expected {_words(expected)}"
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ class Clients:
         if self._open is None:
             return
         kubelet, reader = self._open
-        while kubelet.pending():
+        while kubelet.pending_count():
             for entry in kubelet.next().devices:
                 self._add_listed(
                     entry.device.device_name, ListedEntry(self._agent_number, entry.health, entry.message)
                 )
-        while reader.pending():
+        while reader.pending_count():
             self.report = reader.next()
             for device in self.report.devices:
                 assert all(cause.code and cause.evidence and cause.advice for cause in device.causes), device
@@ -249,7 +249,7 @@ def _index(entries: Sequence[Any], start: int, condition: Callable[[Any], bool])
     return next((at for at in range(start, len(entries)) if condition(entries[at])), None)
 
 
-def _collapsed(values: Iterator[int]) -> Iterator[int]:
+def _collapse_repeats(values: Iterator[int]) -> Iterator[int]:
     return (value for value, _ in groupby(values))
 
 

@@ -7,19 +7,19 @@ from scenarios.steps import (
     SOURCE_FAILING,
     SOURCE_OK,
     also_unhealthy,
-    bound,
+    bind_gpu,
     degraded,
-    evaluated,
+    end_process,
     healthy,
     info,
-    installed,
+    install_library,
     never,
     nvml,
-    passes_done,
-    process_ended,
     source,
     unhealthy,
     unknown,
+    wait_for_passes,
+    wait_for_rule,
 )
 
 ALL: Final = "gpu-0 gpu-1"
@@ -34,7 +34,7 @@ ANSWERS: Final = (
             unhealthy("gpu-3", "gpu."),
             also_unhealthy("gpu-3", "gpu.lost: NVML returned GPU_IS_LOST (15)"),
             also_unhealthy("gpu-3", "gpu.unavailable: "),
-            passes_done(10, "gpu-7"),
+            wait_for_passes(10, "gpu-7"),
             nvml("gpu 3 back"),
             healthy("gpu-3"),
         ),
@@ -42,7 +42,7 @@ ANSWERS: Final = (
     ),
     Row(
         "a GPU that is lost before the agent starts",
-        (unhealthy("gpu-1", "gpu.lost: "), passes_done(10, "gpu-2")),
+        (unhealthy("gpu-1", "gpu.lost: "), wait_for_passes(10, "gpu-2")),
         gpus=3,
         setup=("gpu 1 lost",),
     ),
@@ -63,7 +63,7 @@ ANSWERS: Final = (
             unhealthy("gpu-0", "gpu."),
             nvml("gpu 0 fail all 16", "gpu 0 back"),
             also_unhealthy("gpu-0", "gpu.reset_required: NVML returned RESET_REQUIRED (16)"),
-            passes_done(3),
+            wait_for_passes(3),
             nvml("gpu 0 fail all 0"),
             healthy("gpu-0"),
             never("gpu.nvlink.errors.unreadable"),
@@ -124,10 +124,10 @@ DRIVER: Final = (
         "the library is installed after the agent's start, with expected GPUs",
         (
             unknown(ALL, "gpu.driver.init: NVML cannot be used: LIBRARY_NOT_FOUND (12)"),
-            installed(),
+            install_library(),
             healthy(ALL),
             source("nvml-events", SOURCE_OK),
-            passes_done(5),
+            wait_for_passes(5),
             nvml("gpu 0 xid 48"),
             unhealthy("gpu-0", "gpu.xid.48: "),
         ),
@@ -139,7 +139,7 @@ DRIVER: Final = (
         "the library is installed after the agent's start, without expected GPUs",
         (
             unknown(ALL, "gpu.driver.init: NVML cannot be used: LIBRARY_NOT_FOUND (12): "),
-            installed(),
+            install_library(),
             healthy(ALL),
         ),
         gpus=2,
@@ -152,7 +152,7 @@ DRIVER: Final = (
             unknown(ALL, "gpu.failing: NVML returned UNINITIALIZED (1)"),
             info(ALL, RELOADED),
             source("nvml-events", SOURCE_OK),
-            passes_done(5),
+            wait_for_passes(5),
             nvml("gpu 1 xid 48"),
             unhealthy("gpu-1", "gpu.xid.48: "),
         ),
@@ -184,14 +184,14 @@ DRIVER: Final = (
     Row(
         "a GPU is assigned to a virtual machine and returned",
         (
-            bound(7, "vfio-pci"),
+            bind_gpu(7, "vfio-pci"),
             nvml("reload gpus=7"),
             unknown(f"{SEVEN} gpu-7", "gpu.failing: "),
             unhealthy(
                 "gpu-7", "gpu.unbound: 0000:df:00.0 is assigned to a virtual machine: vfio-pci is bound to it"
             ),
             info(SEVEN, RELOADED),
-            bound(7, "nvidia"),
+            bind_gpu(7, "nvidia"),
             nvml("reload gpus=8"),
             unknown(SEVEN, "gpu.failing: "),
             info(f"{SEVEN} gpu-7", "gpu.driver.reloaded: 2 times since the agent started"),
@@ -226,7 +226,7 @@ DRIVER: Final = (
     Row(
         "driver 535 without the newer functions is healthy",
         (
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 xid 79"),
             unhealthy("gpu-0", "gpu.xid.79: "),
         ),
@@ -235,7 +235,7 @@ DRIVER: Final = (
     ),
     Row(
         "a T4 without the newer readings is healthy",
-        (passes_done(10), nvml("gpu 0 xid 48"), unhealthy("gpu-0", "gpu.xid.48: ")),
+        (wait_for_passes(10), nvml("gpu 0 xid 48"), unhealthy("gpu-0", "gpu.xid.48: ")),
         gpus=2,
         profile="t4",
     ),
@@ -249,8 +249,8 @@ DRIVER: Final = (
     Row(
         "the fabric manager ends",
         (
-            evaluated("gpu-0", "gpu.fabric.manager"),
-            process_ended(4712),
+            wait_for_rule("gpu-0", "gpu.fabric.manager"),
+            end_process(4712),
             degraded(ALL, "gpu.fabric.manager: nv-fabricmanager was running, and is not any more"),
         ),
         gpus=2,
@@ -263,7 +263,7 @@ PARTITIONS: Final = (
     Row(
         "a GPU is repartitioned while the agent runs",
         (
-            passes_done(5),
+            wait_for_passes(5),
             nvml("gpu 0 mig 1g.5gb 1g.5gb"),
             unknown("gpu-0-mig-1-0 gpu-0-mig-2-0", "gpu.mig.gone: the MIG instance no longer exists"),
             healthy("gpu-0-mig-7-0 gpu-0-mig-8-0"),

@@ -4,7 +4,6 @@ from typing import Final
 
 from scenarios.row import Row
 from scenarios.steps import (
-    agent_stopped,
     also_info,
     also_unknown,
     healthy,
@@ -12,10 +11,11 @@ from scenarios.steps import (
     kernel,
     memory_grows_less_than,
     nvml,
-    passes_done,
-    repeated_until,
+    repeat_until,
+    stop_agent,
     unhealthy,
     unknown,
+    wait_for_passes,
     xid_line,
 )
 
@@ -36,7 +36,7 @@ HANGS: Final = (
             nvml("gpu 1 hang nvmlDeviceGetFieldValues"),
             unknown("gpu-1", SILENT),
             unhealthy("gpu-1", "gpu.not_answering: "),
-            passes_done(10, "gpu-2"),
+            wait_for_passes(10, "gpu-2"),
             nvml("gpu 1 release"),
             healthy("gpu-1"),
         ),
@@ -61,7 +61,7 @@ HANGS: Final = (
         (
             nvml("gpu 1 hang nvmlDeviceGetFieldValues lock"),
             unknown(ALL, LOCKED),
-            agent_stopped(),
+            stop_agent(),
         ),
         gpus=3,
         settings=LONG,
@@ -94,7 +94,7 @@ HANGS: Final = (
         (
             unknown("gpu-0 gpu-1", "gpu."),
             also_unknown("gpu-0 gpu-1", NO_INIT),
-            agent_stopped(),
+            stop_agent(),
         ),
         gpus=2,
         setup=("init hang 600s",),
@@ -111,11 +111,11 @@ FLOODS: Final = (
             memory_grows_less_than(
                 FLOOD_MIB,
                 nvml("storm gpu 0 xid 31 rate=10000 for=4s"),
-                passes_done(20, "gpu-1"),
-                repeated_until("gpu 1 xid 48", "gpu-1", "gpu.xid.48: "),
+                wait_for_passes(20, "gpu-1"),
+                repeat_until("gpu 1 xid 48", "gpu-1", "gpu.xid.48: "),
                 unhealthy("gpu-1", "gpu.xid.48: "),
-                passes_done(20, "gpu-1"),
-                repeated_until("gpu 0 xid 79", "gpu-0", "gpu.xid.79: "),
+                wait_for_passes(20, "gpu-1"),
+                repeat_until("gpu 0 xid 79", "gpu-0", "gpu.xid.79: "),
                 unhealthy("gpu-0", "gpu.xid.79: "),
                 also_info("gpu-0", "gpu.xid.31: "),
             ),
@@ -135,7 +135,7 @@ FLOODS: Final = (
                 ),
                 kernel(xid_line(79, gpu=1)),
                 unhealthy("gpu-1", "gpu.xid.79: "),
-                passes_done(20),
+                wait_for_passes(20),
                 also_info("gpu-0", "gpu.xid.31: "),
             ),
         ),

@@ -12,9 +12,9 @@ from scenarios.steps import (
     info,
     never,
     nvml,
-    passes_done,
     unhealthy,
     unknown,
+    wait_for_passes,
 )
 
 DEMANDS: Final = (
@@ -91,7 +91,7 @@ MEMORY: Final = (
         "lifetime errors from before the driver's load do not count",
         (
             nvml("gpu 0 set ecc.dram.uncorrectable.aggregate=7 ecc.sram.correctable.aggregate=9"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set ecc.dram.uncorrectable.volatile=+1"),
             degraded("gpu-0", "gpu.ecc.uncorrectable: 1 uncorrectable error in DRAM"),
         ),
@@ -104,7 +104,7 @@ MEMORY: Final = (
         "correctable errors at and above the budget",
         (
             nvml("gpu 0 set ecc.dram.correctable.volatile=+99"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set ecc.sram.correctable.volatile=+1"),
             degraded("gpu-0", "gpu.ecc.correctable_rate: correctable memory errors: at least 100 in 2 min"),
         ),
@@ -125,14 +125,14 @@ MEMORY: Final = (
             nvml("gpu 0 set remap.failure=1"),
             unhealthy("gpu-0", "gpu.remap.failure: a bad memory row could not be remapped"),
             nvml("gpu 0 reset"),
-            passes_done(30),
+            wait_for_passes(30),
         ),
     ),
     Row(
         "retired pages of a T4",
         (
             nvml("gpu 0 set retired.sbe=20 retired.dbe=39"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set retired.dbe=40"),
             degraded("gpu-0", "gpu.retired.pages: 60 pages retired, the limit is 60"),
         ),
@@ -155,7 +155,7 @@ MEMORY: Final = (
     ),
     Row(
         "ECC off from the start makes no reading unreadable",
-        (info("gpu-0", "gpu.ecc.off: ECC is off"), passes_done(10)),
+        (info("gpu-0", "gpu.ecc.off: ECC is off"), wait_for_passes(10)),
         setup=("gpu 0 set ecc.mode=0 ecc.mode_pending=0",),
     ),
 )
@@ -164,7 +164,7 @@ LINKS: Final = (
     Row(
         "an NVLink goes down; a link that was never up is no fault",
         (
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set nvlink.4.state=0"),
             unhealthy("gpu-0", "gpu.nvlink.down: NVLink 4 down, up before: 0-16"),
             nvml("gpu 0 set nvlink.4.state=1"),
@@ -189,7 +189,7 @@ LINKS: Final = (
         "NVLink CRC errors at and above the vendor's limit",
         (
             nvml("gpu 0 set nvlink.4.crc_flit=+5999"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set nvlink.4.crc_flit=+1"),
             degraded("gpu-0", "gpu.nvlink.errors: NVLink CRC errors: at least 6000 in 1 min"),
         ),
@@ -241,7 +241,7 @@ LINKS: Final = (
                 "gpu-0 gpu-1",
                 "gpu.fabric.manager: nv-fabricmanager is not running, and the machine has NVSwitches",
             ),
-            passes_done(5),
+            wait_for_passes(5),
         ),
         gpus=2,
         nvswitches=4,
@@ -259,7 +259,7 @@ LINKS: Final = (
         "a low PCIe generation counts only under load",
         (
             nvml("gpu 0 set pcie.gen=1"),
-            passes_done(20),
+            wait_for_passes(20),
             nvml("gpu 0 set utilization.gpu=90"),
             degraded("gpu-0", "gpu.pcie.gen: generation 1 of 5 under load"),
         ),
@@ -269,7 +269,7 @@ LINKS: Final = (
         "PCIe replays at and above the vendor's limit",
         (
             nvml("gpu 0 set pcie.replay=+8"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set pcie.replay=+1"),
             degraded("gpu-0", "gpu.pcie.replay: PCIe replays: at least 9 in 1 min"),
         ),
@@ -278,7 +278,7 @@ LINKS: Final = (
         "PCIe errors that the kernel counts",
         (
             aer("correctable", "COR", 99),
-            passes_done(10),
+            wait_for_passes(10),
             aer("correctable", "COR", 100),
             degraded("gpu-0", "gpu.pcie.aer.correctable: correctable PCIe errors: at least 100 in 1 min"),
             aer("nonfatal", "NONFATAL", 1),
@@ -295,7 +295,7 @@ HEAT: Final = (
         "a GPU at its temperature limit",
         (
             nvml("gpu 0 set temperature=88"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set temperature=91"),
             degraded("gpu-0", "gpu.thermal.over_limit: at or above the slowdown limit of 89 C"),
         ),
@@ -318,7 +318,7 @@ HEAT: Final = (
         "thermal slowdown by the time counters of driver 580",
         (
             nvml("gpu 0 set throttle.hw_thermal=+5900000000"),
-            passes_done(10),
+            wait_for_passes(10),
             nvml("gpu 0 set throttle.hw_thermal=+100000000"),
             degraded(
                 "gpu-0",
@@ -343,7 +343,7 @@ HEAT: Final = (
         "thermal slowdown by clock reasons, on driver 570 without time counters",
         (
             nvml("gpu 0 set power.smoothing=60000000000 throttle.hw_thermal=+6000000000"),
-            passes_done(20),
+            wait_for_passes(20),
             never("gpu.thermal"),
             nvml("gpu 0 set clocks.reasons=0x40"),
             degraded("gpu-0", "gpu.thermal.slowdown: clocks are reduced by the hardware because of heat"),
@@ -379,7 +379,7 @@ HEAT: Final = (
         "low clocks of an idle GPU are no finding",
         (
             nvml("gpu 0 set clocks.reasons=1 pstate=8 pcie.gen=1 power.usage=20000"),
-            passes_done(20),
+            wait_for_passes(20),
             nvml("gpu 0 lost"),
             also_unhealthy("gpu-0", "gpu.lost: NVML returned GPU_IS_LOST (15)"),
             unhealthy("gpu-0", "gpu."),

@@ -110,7 +110,7 @@ def play(row: Row, directory: Path) -> str:
         stage.start()
         for step in row.steps:
             stage.perform(step)
-        stage.clients.as_expected()
+        stage.clients.check_order()
         if not stage.is_over():
             stage.stop()
     except Exception as error:  # the failure text includes the chronicle

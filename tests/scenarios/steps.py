@@ -23,7 +23,7 @@ def nvml(*commands: str) -> Step:
     return Step(f"nvml: {'; '.join(commands)}", lambda stage: stage.machine.fake.send(*commands))
 
 
-def repeated_until(command: str, name: str, text: str) -> Step:
+def repeat_until(command: str, name: str, text: str) -> Step:
     """Send a command to the fake NVML until a device has this cause: its full set of events drops more."""
 
     def play(stage: Stage) -> None:
@@ -36,7 +36,7 @@ def repeated_until(command: str, name: str, text: str) -> Step:
     return Step(f"nvml: {command}, until it is known", play)
 
 
-def crashed(command: str) -> Step:
+def crash_process(command: str) -> Step:
     """End the process that calls NVML, as a broken library does. Its answer may be lost."""
 
     def play(stage: Stage) -> None:
@@ -59,7 +59,7 @@ def xid_line(
     return f"NVRM: Xid (PCI:{BUSES[gpu].removesuffix('.0')}{gi}): {code}, {detail}"
 
 
-def bound(number: int, driver: str) -> Step:
+def bind_gpu(number: int, driver: str) -> Step:
     """Bind a GPU to another driver."""
     return Step(f"{driver} takes GPU {number}", lambda stage: stage.machine.bind(BUSES[number], driver))
 
@@ -74,17 +74,17 @@ def aer(kind: str, total: str, value: int) -> Step:
     return sysfs(f"bus/pci/devices/{BUSES[0]}/aer_dev_{kind}", f"TOTAL_ERR_{total} {value}")
 
 
-def process_ended(pid: int) -> Step:
+def end_process(pid: int) -> Step:
     """Remove a process."""
     return Step(f"process {pid} ends", lambda stage: stage.machine.end_process(pid))
 
 
-def installed() -> Step:
+def install_library() -> Step:
     """Install the NVML library."""
     return Step("the library is installed", lambda stage: stage.machine.install())
 
 
-def restarted(*setup: str, kill: bool = False, file: str | None = None) -> Step:
+def restart_agent(*setup: str, kill: bool = False, file: str | None = None) -> Step:
     """Restart the agent.
 
     Args:
@@ -103,7 +103,7 @@ def restarted(*setup: str, kill: bool = False, file: str | None = None) -> Step:
     return Step(f"the agent is {'killed' if kill else 'ended'} and started again", play)
 
 
-def rebooted(*setup: str) -> Step:
+def reboot_machine(*setup: str) -> Step:
     """Restart the agent with a reboot of the machine."""
 
     def play(stage: Stage) -> None:
@@ -115,7 +115,7 @@ def rebooted(*setup: str) -> Step:
     return Step("the machine is rebooted", play)
 
 
-def agent_stopped() -> Step:
+def stop_agent() -> Step:
     """Stop the agent with SIGTERM, expecting exit code 0, and print how long it took."""
     return Step("SIGTERM", lambda stage: stage.figure(f"ended {stage.stop():.2f} s after SIGTERM"))
 
@@ -123,7 +123,7 @@ def agent_stopped() -> Step:
 # --- expected results ---------------------------------------------------------------------------------------
 
 
-def _seen(names: str, severity: int, word: str, text: str) -> Step:
+def _expect_first_cause(names: str, severity: int, word: str, text: str) -> Step:
     return Step(
         f"{names} {word}: {text}", lambda stage: stage.clients.see(names.split(), severity, text), True
     )
@@ -131,30 +131,30 @@ def _seen(names: str, severity: int, word: str, text: str) -> Step:
 
 def unhealthy(names: str, text: str) -> Step:
     """Expect Unhealthy for the kubelet, with this first cause."""
-    return _seen(names, SICK, "unhealthy", text)
+    return _expect_first_cause(names, SICK, "unhealthy", text)
 
 
 def unknown(names: str, text: str) -> Step:
     """Expect Unknown for the kubelet, with this first cause."""
-    return _seen(names, BLIND, "unknown", text)
+    return _expect_first_cause(names, BLIND, "unknown", text)
 
 
 def degraded(names: str, text: str) -> Step:
     """Expect Healthy for the kubelet, with this message."""
-    return _seen(names, DEGRADED, "degraded", text)
+    return _expect_first_cause(names, DEGRADED, "degraded", text)
 
 
 def info(names: str, text: str) -> Step:
     """Expect Healthy for the kubelet without a message, and this cause on ``agent.sock``."""
-    return _seen(names, INFO, "info", text)
+    return _expect_first_cause(names, INFO, "info", text)
 
 
 def healthy(names: str) -> Step:
     """Expect no cause on either socket."""
-    return _seen(names, OK, "healthy", "")
+    return _expect_first_cause(names, OK, "healthy", "")
 
 
-def _known(names: str, severity: int, text: str, *, briefly: bool = False) -> Step:
+def _expect_cause(names: str, severity: int, text: str, *, briefly: bool = False) -> Step:
     return Step(
         f"{names}, among others: {text}",
         lambda stage: stage.clients.know(names.split(), severity, text, briefly=briefly),
@@ -164,22 +164,22 @@ def _known(names: str, severity: int, text: str, *, briefly: bool = False) -> St
 
 def also_info(names: str, text: str) -> Step:
     """Expect an INFO cause on ``agent.sock``, among any others."""
-    return _known(names, INFO, text)
+    return _expect_cause(names, INFO, text)
 
 
 def also_degraded(names: str, text: str) -> Step:
     """Expect a DEGRADED cause on ``agent.sock``, among any others."""
-    return _known(names, DEGRADED, text)
+    return _expect_cause(names, DEGRADED, text)
 
 
 def also_unknown(names: str, text: str) -> Step:
     """Expect an UNKNOWN cause on ``agent.sock`` since the last action, among any others; it may be over."""
-    return _known(names, BLIND, text, briefly=True)
+    return _expect_cause(names, BLIND, text, briefly=True)
 
 
 def also_unhealthy(names: str, text: str) -> Step:
     """Expect an UNHEALTHY cause on ``agent.sock``, among any others."""
-    return _known(names, SICK, text)
+    return _expect_cause(names, SICK, text)
 
 
 def never(text: str) -> Step:
@@ -187,7 +187,7 @@ def never(text: str) -> Step:
     return Step(f"never: {text}", lambda stage: stage.clients.never(text), True)
 
 
-def passes_done(passes: int = 10, source: str = "gpu-0") -> Step:
+def wait_for_passes(passes: int = 10, source: str = "gpu-0") -> Step:
     """Wait for further passes of a source, after which the effect of the last action is visible."""
 
     def play(stage: Stage) -> None:
@@ -200,13 +200,13 @@ def passes_done(passes: int = 10, source: str = "gpu-0") -> Step:
     return Step(f"{passes} more passes of {source}", play, True)
 
 
-def evaluated(name: str, code: str) -> Step:
+def wait_for_rule(name: str, code: str) -> Step:
     """Wait until a rule has what it needs for a verdict on a device."""
 
     def play(stage: Stage) -> None:
         def is_evaluated() -> bool:
             skipped = (*stage.clients.report.not_applicable, *stage.clients.report.not_evaluated)
-            return all((one.device, one.code) != (name, code) for one in skipped)
+            return all((entry.device, entry.code) != (name, code) for entry in skipped)
 
         stage.clients.until(is_evaluated, f"rule {code} of {name}")
 
@@ -225,7 +225,7 @@ def source(name: str, state: int) -> Step:
     return Step(f"source {name} in state {state}", play, True)
 
 
-def in_checkpoint(code: str, **facts: object) -> Step:
+def expect_in_checkpoint(code: str, **facts: object) -> Step:
     """Expect a fault with these fields in the checkpoint file."""
 
     def has_it(stage: Stage) -> bool:
@@ -240,7 +240,7 @@ def in_checkpoint(code: str, **facts: object) -> Step:
     )
 
 
-def logged(text: str) -> Step:
+def expect_log(text: str) -> Step:
     """Expect a text in the agent's log."""
 
     def play(stage: Stage) -> None:

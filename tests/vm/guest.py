@@ -69,13 +69,13 @@ def device(name: str, code: str = "") -> Callable[[Document], object]:
     """Return a finder of a device with a cause of a code; without a code, without causes above info."""
 
     def find(report: Document) -> object:
-        for one in report["devices"]:
-            if one["name"] == name:
-                causes = [cause for cause in one["causes"] if cause["severity"] != "info"]
+        for entry in report["devices"]:
+            if entry["name"] == name:
+                causes = [cause for cause in entry["causes"] if cause["severity"] != "info"]
                 if code:
-                    causes = [cause for cause in one["causes"] if cause["code"] == code]
-                    return {**causes[0], "health": one["health"]} if causes else None
-                return {"health": one["health"]} if not causes else None
+                    causes = [cause for cause in entry["causes"] if cause["code"] == code]
+                    return {**causes[0], "health": entry["health"]} if causes else None
+                return {"health": entry["health"]} if not causes else None
         return None
 
     return find
@@ -165,7 +165,7 @@ def delegated_cgroup() -> Path:
 # --- the steps ---------------------------------------------------------------------------------------------
 
 
-def throttled(subscriber: ReportSubscriber, group: Path) -> None:
+def throttle_group(subscriber: ReportSubscriber, group: Path) -> None:
     (group / "cpu.max").write_text("10000 100000")
     cause_s = time.monotonic()
     spinning = run_in(group, "while True: pass")
@@ -250,7 +250,7 @@ def machine_check(subscriber: ReportSubscriber) -> None:
     report_step("machine-check", cause_s, reported, log=log_lines("[Hardware Error]"))
 
 
-def poisoned(subscriber: ReportSubscriber) -> None:
+def poison_page(subscriber: ReportSubscriber) -> None:
     """Poison a page of a process, as after a memory error."""
     script = (
         "import ctypes, mmap, struct, sys, time\n"
@@ -320,9 +320,9 @@ def main() -> None:
     pci_removed(subscriber, address)
     block_offline(subscriber)
     oom_killed(subscriber, group)
-    throttled(subscriber, group)
+    throttle_group(subscriber, group)
     machine_check(subscriber)
-    poisoned(subscriber)
+    poison_page(subscriber)
     audits(report)
     last = subscriber.wait(time.monotonic() - 1, lambda report: report["notes"])
     report_step("last", 0.0, last)

@@ -61,7 +61,7 @@ def build(directory: Path) -> Image:
         (root / name).mkdir(parents=True)
     for name in MODULES:
         shutil.copy(next(unpacked.rglob(f"{name}.ko")), root / "modules")
-    _copy_program(root, Path(_which("busybox")), root / "bin/busybox")
+    _copy_program(root, Path(_find_program("busybox")), root / "bin/busybox")
     _copy_python(root)
     for script in SCRIPTS:
         shutil.copy(script, root)
@@ -84,7 +84,7 @@ def _kernel_package(directory: Path) -> Path:
     return found[-1]
 
 
-def _which(program: str) -> str:
+def _find_program(program: str) -> str:
     found = shutil.which(program)
     if found is None:
         raise FileNotFoundError(f"{program} is not installed")
@@ -97,7 +97,9 @@ def _which(program: str) -> str:
 def _copy_python(root: Path) -> None:
     stdlib = Path(sysconfig.get_path("stdlib"))
     _copy_program(root, Path(sys.executable).resolve(), root / "bin/python3")
-    shutil.copytree(stdlib, _below(root, stdlib), ignore=lambda _, names: UNUSED & {*names}, symlinks=True)
+    shutil.copytree(
+        stdlib, _path_below(root, stdlib), ignore=lambda _, names: UNUSED & {*names}, symlinks=True
+    )
     for library in [*stdlib.rglob("*.so"), *_libpython()]:
         _copy_libraries(root, library)
     packages = root / "packages"
@@ -123,7 +125,7 @@ def _libpython() -> Iterator[Path]:
 
 
 def _files(distribution: str) -> Iterator[tuple[Path, Path]]:
-    """The files of a distribution and of all that it needs, and where they belong below the packages."""
+    """Yield the files of a distribution and of its requirements, with their paths below the packages."""
     agent = HERE.parent.parent / "agent"
     for path in agent.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -168,13 +170,13 @@ def _copy_program(root: Path, program: Path, target: Path) -> None:
 def _copy_libraries(root: Path, binary: Path) -> None:
     listing = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False).stdout
     for path in re.findall(r"(?:=> )?(/\S+) \(0x", listing):
-        target = _below(root, Path(path))
+        target = _path_below(root, Path(path))
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
 
 
-def _below(root: Path, path: Path) -> Path:
+def _path_below(root: Path, path: Path) -> Path:
     return root / path.relative_to("/")
 
 

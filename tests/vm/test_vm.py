@@ -51,11 +51,17 @@ def results() -> dict[str, dict[str, Any]]:
     assert status == 0, (
         f"the guest wrote no line for {SILENCE_LIMIT_S} s" if status is None else f"QEMU: exit code {status}"
     ) + f"; its log is {log}:\n{text[-3000:]}"
-    found = {one["step"]: one for one in map(json.loads, found_file.read_text("utf-8").splitlines())}
+    found = {
+        found_step["step"]: found_step
+        for found_step in map(json.loads, found_file.read_text("utf-8").splitlines())
+    }
     assert "end" in found, f"the guest did not finish; its log is {log}:\n{text[-3000:]}"
-    for step, one in found.items():
-        if one.get("reported") and one.get("cause"):
-            print(f"{step}: reported after {1000 * (one['reported'] - one['cause']):.0f} ms: {one['found']}")
+    for step, values in found.items():
+        if values.get("reported") and values.get("cause"):
+            print(
+                f"{step}: reported after {1000 * (values['reported'] - values['cause']):.0f} ms: "
+                f"{values['found']}"
+            )
     return found
 
 
@@ -173,7 +179,9 @@ def mismatches(pod: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return container, file and verdict of each value that does not match."""
     fine = {"match", "rounded"}
     return [
-        (one["container"], one["file"], one["verdict"]) for one in pod["knobs"] if one["verdict"] not in fine
+        (knob["container"], knob["file"], knob["verdict"])
+        for knob in pod["knobs"]
+        if knob["verdict"] not in fine
     ]
 
 

@@ -29,7 +29,7 @@ FILES = {
 
 
 @cache
-def described() -> Mapping[str, FileDescriptor]:
+def load_descriptors() -> Mapping[str, FileDescriptor]:
     """Return the descriptors of our APIs by package (one by its service), in one pool as in a program."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "descriptors"
@@ -46,7 +46,7 @@ def described() -> Mapping[str, FileDescriptor]:
 @cache
 def message_class(package: str, name: str) -> Any:
     """Return the message class ``name`` of a package."""
-    return message_factory.GetMessageClass(described()[package].message_types_by_name[name])
+    return message_factory.GetMessageClass(load_descriptors()[package].message_types_by_name[name])
 
 
 class Watcher:
@@ -93,7 +93,7 @@ class Watcher:
             raise item
         return item
 
-    def pending(self) -> int:
+    def pending_count(self) -> int:
         """Return the number of received messages that no call of next() has returned."""
         return self._queue.qsize()
 

@@ -118,7 +118,7 @@ def event(kind: str, data: bytes = b"") -> Any:
     return event_class(type=kind, pod=data)
 
 
-def deleted(uid: str) -> Any:
+def deleted_event(uid: str) -> Any:
     """Return the event of a deleted pod, which has only names and UID."""
     message = message_class("core", "Pod")()
     message.metadata.name, message.metadata.namespace, message.metadata.uid = f"pod-{uid}", "team-a", uid

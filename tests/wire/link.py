@@ -26,11 +26,11 @@ from agent.serve.driver_link.handler_interface import (
 from agent.serve.grpc_servers import GrpcServers
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
-from wire.google import Watcher, described, message_class
+from wire.google import Watcher, load_descriptors, message_class
 from wire.serving import DRIVER, ServerThread, current_report, device
 
 API = "drahealth.v1.DriverLink"
-METHODS = {item.name: item for item in described()[API].services_by_name["DriverLink"].methods}
+METHODS = {item.name: item for item in load_descriptors()[API].services_by_name["DriverLink"].methods}
 
 
 def message(kind: str, /, **fields: Any) -> Any:
@@ -199,7 +199,7 @@ class Driver:
         )
         return call.future(message(descriptor.input_type.name, **fields), timeout=timeout_s)
 
-    def raw(self, method: str, data: bytes) -> bytes:
+    def call_raw(self, method: str, data: bytes) -> bytes:
         """Send bytes as a request; return the bytes of the answer."""
         answer: bytes = self._channel.unary_unary(f"/{API}/{method}")(data, timeout=PATIENCE_S)
         return answer

@@ -91,7 +91,7 @@ class Kubelet:
         reply = message_class(package, "RegistrationStatusResponse")
         return self._unary(f"{REGISTRATION}/NotifyRegistrationStatus", reply)(status, timeout=PATIENCE_S)
 
-    def raw(self, path: str, data: bytes) -> bytes:
+    def call_raw(self, path: str, data: bytes) -> bytes:
         """Send bytes as a request; return the bytes of the answer."""
         answer: bytes = self._channel.unary_unary(path)(data, timeout=PATIENCE_S)
         return answer

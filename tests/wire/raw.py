@@ -83,9 +83,9 @@ class RawClient:
 
     def headers(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> None:
         """Send a HEADERS frame."""
-        self.send(self.encoded(stream, headers, flags=flags))
+        self.send(self.encode_headers(stream, headers, flags=flags))
 
-    def encoded(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> bytes:
+    def encode_headers(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> bytes:
         """Return a HEADERS frame, to be sent before another is encoded."""
         return frame(HEADERS, flags, stream, self._encoder.encode(headers))
 

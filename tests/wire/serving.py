@@ -179,9 +179,9 @@ def stacks_of_threads(prefix: str, ignored: Collection[threading.Thread]) -> str
     """
     frames = sys._current_frames()
     return "\n".join(
-        f"{one.name}\n{''.join(traceback.format_stack(frames[one.ident]))}"
-        for one in threading.enumerate()
-        if one.name.startswith(prefix) and one.ident in frames and one not in ignored
+        f"{thread.name}\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread.name.startswith(prefix) and thread.ident in frames and thread not in ignored
     )
 
 

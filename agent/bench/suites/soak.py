@@ -206,7 +206,7 @@ def _wait_for_no_subscribers(agent: StartedProcess, socket: Path) -> None:
         ProcessError: The agent keeps connections, or has ended.
     """
     deadline = time.monotonic() + WAIT_S
-    while counts := [one for one in asyncio.run(fetch_status(socket)).subscribers if one.connections]:
+    while counts := [sub for sub in asyncio.run(fetch_status(socket)).subscribers if sub.connections]:
         agent.require_running()
         if all(count.socket == socket.name for count in counts):  # the connection that asked
             return

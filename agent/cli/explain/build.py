@@ -284,7 +284,7 @@ def _devices_of_claims(
     answers: NodeAnswers, known: ConsumerMap, claims: Iterable[ClaimRef]
 ) -> dict[DeviceRef, None]:
     """Return the devices of `claims`, including devices that only a failed prepare of a claim names."""
-    failed = _grouped(
+    failed = _group_by_key(
         (record.claim.uid, device)
         for record in answers.prepares
         if record.state == "failing"
@@ -381,21 +381,21 @@ class SourceFactIndex:
         }
         self._beliefs = {belief.device: belief for belief in reversed(answers.kubelet_health)}
         self._taints = answers.taints
-        self._driver_faults = _grouped((fault.device, fault) for fault in answers.driver_faults)
-        self._prepares = _grouped((record.outcome.claim.uid, record) for record in answers.prepares)
+        self._driver_faults = _group_by_key((fault.device, fault) for fault in answers.driver_faults)
+        self._prepares = _group_by_key((record.outcome.claim.uid, record) for record in answers.prepares)
         notes = answers.report.notes if answers.report else ()
-        self._notes_of_devices = _grouped((name, note) for note in notes for name in note.devices)
+        self._notes_of_devices = _group_by_key((name, note) for note in notes for name in note.devices)
         cleared = answers.report.cleared if answers.report else ()
-        self._cleared_of_devices = _grouped((record.device, record) for record in cleared)
-        self._notes_of_pods = _grouped((pod_uid(note), note) for note in notes)
+        self._cleared_of_devices = _group_by_key((record.device, record) for record in cleared)
+        self._notes_of_pods = _group_by_key((pod_uid(note), note) for note in notes)
         from_files = [
             answer.items for answer in answers.consumers.pods if answer.provenance.origin is Origin.PODS_FILE
         ]
         pods = chain.from_iterable(from_files)
         self._standing = existing_reservation_targets(pods, answers.workloads) if from_files else None
         uses = [(claim, view.ref) for view in known.pods.values() for claim in view.claims]
-        self._without_names = _grouped(use for use in uses if not use[1].name)
-        self._without_uids = _grouped(use for use in uses if not use[1].uid)
+        self._without_names = _group_by_key(use for use in uses if not use[1].name)
+        self._without_uids = _group_by_key(use for use in uses if not use[1].uid)
 
     def device_facts(self, ref: DeviceRef) -> DeviceFacts:
         """Return everything that the sources report about the device `ref`."""
@@ -469,7 +469,7 @@ def _agent_health(answers: NodeAnswers) -> Mapping[DeviceRef, ReportedHealth]:
     return own | {ref: own[host] for ref, host in host_aliases(answers).items()}
 
 
-def _grouped(pairs: Iterable[tuple[K, V]]) -> Mapping[K, tuple[V, ...]]:
+def _group_by_key(pairs: Iterable[tuple[K, V]]) -> Mapping[K, tuple[V, ...]]:
     found: dict[K, list[V]] = defaultdict(list)
     for key, value in pairs:
         found[key].append(value)

@@ -114,7 +114,7 @@ def _consumer_rows(
     claim: ClaimFacts, pods: dict[PodRef, PodView], members: Iterable[PodView]
 ) -> Iterator[Row]:
     for ref, edges in direct_consumers(claim.view).items():
-        yield pod_name_with_state(pods[ref]), _strongest(edges), clean(pod_owner(pods[ref]))
+        yield pod_name_with_state(pods[ref]), _strongest_relation(edges), clean(pod_owner(pods[ref]))
     for edge in dict.fromkeys(edge.consumer for edge in claim.view.consumers if not edge.consumer.pod):
         is_group = edge.kind is ConsumerKind.POD_GROUP
         kind = edge.kind.value if is_group else edge.resource or "object"
@@ -123,7 +123,7 @@ def _consumer_rows(
         yield pod_name_with_state(pod), "member", clean(pod_owner(pod))
 
 
-def _strongest(edges: Sequence[ClaimConsumerEdge]) -> str:
+def _strongest_relation(edges: Sequence[ClaimConsumerEdge]) -> str:
     return min((edge.relation for edge in edges), key=_STRENGTHS.__getitem__)
 
 
@@ -349,10 +349,10 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
             text = ", ".join(filter(None, [_reservations(obj.spec_reserved), any_pod]))
             yield ListEntry("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
     if claim.unmatched_reservations:
-        yield ListEntry("orphaned?", clean(_orphans(claim)), ("yellow",))
+        yield ListEntry("orphaned?", clean(_orphans_text(claim)), ("yellow",))
 
 
-def _orphans(claim: ClaimFacts) -> str:
+def _orphans_text(claim: ClaimFacts) -> str:
     unmatched = claim.unmatched_reservations or ()
     noun = "object" if any(reservation.kind is ConsumerKind.OTHER for reservation in unmatched) else "pod"
     return f"{_reservations(unmatched)}: no {noun} in --pods matches"
@@ -396,7 +396,7 @@ def _finding_entries(explanation: Explanation) -> list[ListEntry]:
     entries = [ListEntry("consumer", clean(text)) for text in _other_consumers(explanation)]
     if explanation.kind == ALL:
         entries += [
-            ListEntry("orphaned?", clean(f"{claim.view.ref}: {_orphans(claim)}"), ("yellow",))
+            ListEntry("orphaned?", clean(f"{claim.view.ref}: {_orphans_text(claim)}"), ("yellow",))
             for claim in explanation.claims
             if claim.unmatched_reservations
         ]

@@ -134,13 +134,13 @@ def render_fleet(
     else:
         lines += _sick(fleet.sick, style, now_s, rows)
         lines += _rules(fleet, style, rows)
-    lines += _flapping(fleet, style, rows)
+    lines += _flapping_lines(fleet, style, rows)
     lines += _versions(fleet, style)
     if not fleet.nodes and not fleet.silent:
         lines += ["", "  the server has no metrics of agents: see its targets, and --select"]
     if fleet.silent:
         names = list(map(clean, fleet.silent))
-        text = f"  without a report now: {_some(names, rows)}"
+        text = f"  without a report now: {_some_names(names, rows)}"
         lines += ["", style.paint(text, "magenta")]
     return "\n".join(lines) + "\n"
 
@@ -160,17 +160,17 @@ def _headline(fleet: Fleet) -> str:
     )
 
 
-def _some(names: Sequence[str], rows: int | None) -> str:
+def _some_names(names: Sequence[str], rows: int | None) -> str:
     if rows is None or len(names) <= NODES:
         return format_ranges(names)
     return f"{', '.join(names[:NODES])} and {len(names) - NODES:,} more"
 
 
-def _more(hidden: int, style: TextStyle) -> list[str]:
+def _more_line(hidden: int, style: TextStyle) -> list[str]:
     return [style.paint(f"  {hidden:,} more: shown with --all", "dim")] if hidden > 0 else []
 
 
-def _since(at_s: float, now_s: float) -> str:
+def _age_since(at_s: float, now_s: float) -> str:
     return format_age(now_s - at_s) if at_s else ""
 
 
@@ -185,13 +185,13 @@ def _sick(sick: Sequence[SickDevice], style: TextStyle, now_s: float, rows: int 
             clean(device.device.node),
             clean(device.device.name),
             badge.word,
-            _since(device.since_s, now_s),
+            _age_since(device.since_s, now_s),
             sign=badge.coloured_sign(style),
             text=[RowText(causes)],
         )
     yield ""
     yield from table.lines(style)
-    yield from _more(len(sick) - len(sick[:rows]), style)
+    yield from _more_line(len(sick) - len(sick[:rows]), style)
 
 
 def _rules(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
@@ -204,11 +204,11 @@ def _rules(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
             f"{len(rule.nodes):,}",
             f"{rule.devices:,}" if rule.devices else "",
             sign=BADGES[rule.severity].coloured_sign(style),
-            text=[RowText(_some(list(map(clean, rule.nodes)), rows))],
+            text=[RowText(_some_names(list(map(clean, rule.nodes)), rows))],
         )
     yield ""
     yield from table.lines(style)
-    yield from _more(len(fleet.rules) - len(fleet.rules[:rows]), style)
+    yield from _more_line(len(fleet.rules) - len(fleet.rules[:rows]), style)
 
 
 def _groups(
@@ -224,16 +224,16 @@ def _groups(
         table.add(
             clean(group.name) or HOST,
             *(f"{count:,}" if count else "" for count in counts),
-            _since(group.newest_s, now_s),
+            _age_since(group.newest_s, now_s),
             sign=BADGES[max(group.by_severity)].coloured_sign(style),
             text=[RowText(", ".join(map(clean, group.codes[:CODES])) + more)],
         )
     yield ""
     yield from table.lines(style)
-    yield from _more(len(groups) - len(groups[:rows]), style)
+    yield from _more_line(len(groups) - len(groups[:rows]), style)
 
 
-def _flapping(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
+def _flapping_lines(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
     if not fleet.flapping:
         return
     table = TextTable("FLAPPING", "DEVICE", "LOST IN 1h")
@@ -241,7 +241,7 @@ def _flapping(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]
         table.add(clean(device.node), clean(device.name), f"{times:,} times")
     yield ""
     yield from table.lines(style)
-    yield from _more(len(fleet.flapping) - len(fleet.flapping[:rows]), style)
+    yield from _more_line(len(fleet.flapping) - len(fleet.flapping[:rows]), style)
 
 
 def _versions(fleet: Fleet, style: TextStyle) -> Iterator[str]:
@@ -301,13 +301,13 @@ def _device(device: FleetDeviceId) -> dict[str, str]:
     return {"node": device.node, "driver": device.driver, "pool": device.pool, "device": device.device}
 
 
-def _sick_document(one: SickDevice) -> dict[str, Any]:
+def _sick_document(sick: SickDevice) -> dict[str, Any]:
     return {
-        **_device(one.device),
-        "state": _state(one.severity),
-        "since": rfc3339(one.since_s) if one.since_s else None,
+        **_device(sick.device),
+        "state": _state(sick.severity),
+        "since": rfc3339(sick.since_s) if sick.since_s else None,
         "causes": [
             {"code": cause.code, "severity": cause.severity.name.lower(), "repair": cause.repair}
-            for cause in one.causes
+            for cause in sick.causes
         ],
     }

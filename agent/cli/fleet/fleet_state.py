@@ -336,8 +336,8 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
         ),
         rules=_firing_rules(causes, query(notes), node_label),
         versions=(
-            *_counted(Counter(("drahealth", agent.labels.get("version", "")) for agent in agents)),
-            *_counted(
+            *_rank_versions(Counter(("drahealth", agent.labels.get("version", "")) for agent in agents)),
+            *_rank_versions(
                 {(sample.labels.get("name", ""), sample.labels.get("version", "")): int(sample.value)
                  for sample in query(drivers)}
             ),
@@ -354,7 +354,7 @@ def _device(sample: MetricSample, node_label: str) -> FleetDeviceId:
     return FleetDeviceId(_node(sample, node_label), *names)
 
 
-def _counted(counts: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
+def _rank_versions(counts: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
     ranked = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
     return [(name, version, number) for (name, version), number in ranked]
 
@@ -365,9 +365,9 @@ def _severity(sample: MetricSample) -> Severity:
 
 def _causes(findings: Iterable[MetricSample], node_label: str) -> dict[FleetDeviceId, list[SickDeviceCause]]:
     found: dict[FleetDeviceId, list[SickDeviceCause]] = {}
-    for one in findings:
-        cause = SickDeviceCause(one.labels.get("code", ""), _severity(one), one.labels.get("repair", ""))
-        found.setdefault(_device(one, node_label), []).append(cause)
+    for row in findings:
+        cause = SickDeviceCause(row.labels.get("code", ""), _severity(row), row.labels.get("repair", ""))
+        found.setdefault(_device(row, node_label), []).append(cause)
     for causes in found.values():
         causes.sort(key=lambda cause: (-cause.severity, cause.code))
     return found
@@ -428,12 +428,12 @@ def group_sick_devices(
             name,
             Counter(device.severity for device in devices),
             max(device.since_s for device in devices),
-            tuple(code for code, _ in Counter(c.code for one in devices for c in one.causes).most_common()),
+            tuple(code for code, _ in Counter(c.code for dev in devices for c in dev.causes).most_common()),
         )
         for name, devices in members.items()
     ]
     order = (Severity.UNHEALTHY, Severity.UNKNOWN, Severity.DEGRADED)
     return sorted(
         groups,
-        key=lambda group: (*(-group.by_severity.get(one, 0) for one in order), -group.newest_s, group.name),
+        key=lambda group: (*(-group.by_severity.get(sev, 0) for sev in order), -group.newest_s, group.name),
     )

@@ -182,10 +182,10 @@ def _no_entry(args: Namespace, wants_changes: bool, wants_uses: bool) -> str:
     return f"no recorded {entries} matches\n" if is_filtered else f"no {entries} is recorded yet\n"
 
 
-def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
+def _is_bad(args: Namespace, span: VerdictSpan) -> bool:
     from agent.cli.history.text import SEVERITIES
 
-    return not args.bad or SEVERITIES[one.verdict.state] > Severity.INFO
+    return not args.bad or SEVERITIES[span.verdict.state] > Severity.INFO
 
 
 # --- availability ------------------------------------------------------------------------------------------

@@ -296,31 +296,31 @@ def _change_lines(spans: Sequence[VerdictSpan], style: TextStyle) -> Iterator[st
     return table.lines(style)
 
 
-def _remarks(one: VerdictSpan) -> Iterator[str]:
-    for cause in one.verdict.causes:
+def _remarks(span: VerdictSpan) -> Iterator[str]:
+    for cause in span.verdict.causes:
         yield clean(": ".join(filter(None, [cause.code, shorten_ids(cause.evidence)])))
-    if not one.change.offset_s:
+    if not span.change.offset_s:
         yield "found by the first report of the agent; changed while the agent did not run"
 
 
-def change_document(one: VerdictSpan, timeline: ObservedTimeAxis) -> dict[str, Any]:
+def change_document(span: VerdictSpan, timeline: ObservedTimeAxis) -> dict[str, Any]:
     """Return a recorded change of a device's verdict as JSON.
 
     `timeline` has the periods in which the agent observed the devices.
     """
     return {
-        "device": DEVICE_REF(one.change.device),
-        "at": rfc3339(one.change.at_s),
-        "from": one.change.before,
-        "to": one.verdict.state,
+        "device": DEVICE_REF(span.change.device),
+        "at": rfc3339(span.change.at_s),
+        "from": span.change.before,
+        "to": span.verdict.state,
         "causes": [
             {"code": cause.code, "severity": cause.severity.name.lower(), "evidence": cause.evidence}
-            for cause in one.verdict.causes
+            for cause in span.verdict.causes
         ],
-        "lastedSeconds": round(one.end_s - one.begin_s, 3),
-        "notObservedSeconds": round(timeline.unobserved_s(one.begin_s, one.end_s), 3),
-        "continues": one.is_newest,
-        "foundAtStart": not one.change.offset_s,
+        "lastedSeconds": round(span.end_s - span.begin_s, 3),
+        "notObservedSeconds": round(timeline.unobserved_s(span.begin_s, span.end_s), 3),
+        "continues": span.is_newest,
+        "foundAtStart": not span.change.offset_s,
     }
 
 
@@ -367,9 +367,9 @@ def render_summary(summary: AvailabilitySummary, style: TextStyle) -> str:
         *_device_lines(devices, names, style),
     ]
     if flapping := [
-        ListEntry("flaps", f"{names[one.device]}: stopped being usable {one.interruptions} times in an hour")
-        for one in devices
-        if one.is_flapping
+        ListEntry("flaps", f"{names[dev.device]}: stopped being usable {dev.interruptions} times in an hour")
+        for dev in devices
+        if dev.is_flapping
     ]:
         lines += ["", *format_entries(flapping, style)]
     if summary.rules:
@@ -449,25 +449,25 @@ def summary_document(summary: AvailabilitySummary, path: Path) -> dict[str, Any]
     }
 
 
-def _device_document(one: DeviceAvailability) -> dict[str, Any]:
-    seconds = {str(state): one.observed_s[state] for state in RecordedState} | {
-        "notObserved": one.not_observed_s
+def _device_document(device: DeviceAvailability) -> dict[str, Any]:
+    seconds = {str(state): device.observed_s[state] for state in RecordedState} | {
+        "notObserved": device.not_observed_s
     }
-    whole = one.total_s
+    whole = device.total_s
     return {
-        "device": DEVICE_REF(one.device),
-        "begin": rfc3339(one.begin_s),
-        "end": rfc3339(one.end_s),
-        "state": one.state,
+        "device": DEVICE_REF(device.device),
+        "begin": rfc3339(device.begin_s),
+        "end": rfc3339(device.end_s),
+        "state": device.state,
         "seconds": {name: round(part, 3) for name, part in seconds.items()},
         "shares": {name: round(part / whole, 6) if whole else 0.0 for name, part in seconds.items()},
-        "changes": one.changes,
-        "faults": one.faults,
-        "meanTimeBetweenFaultsSeconds": _round_seconds(one.mean_between_faults_s),
-        "meanTimeToRecoverSeconds": _round_seconds(one.mean_to_recover_s),
-        "lostHours": round(one.lost_s / 3600, 4),
-        "interruptionsPerHour": one.interruptions,
-        "flapping": one.is_flapping,
+        "changes": device.changes,
+        "faults": device.faults,
+        "meanTimeBetweenFaultsSeconds": _round_seconds(device.mean_between_faults_s),
+        "meanTimeToRecoverSeconds": _round_seconds(device.mean_to_recover_s),
+        "lostHours": round(device.lost_s / 3600, 4),
+        "interruptionsPerHour": device.interruptions,
+        "flapping": device.is_flapping,
     }
 
 

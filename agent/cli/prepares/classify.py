@@ -373,14 +373,14 @@ def _check_objects(
         objects = [obj for obj in parse_all_objects(content.data) if str(obj.get("kind")) in PARAMETER_KINDS]
         for obj in objects:
             for check in check_parameters(obj, kinds, driver):
-                yield _checked(obj, check)
+                yield _check_object(obj, check)
     except ValueError as error:
         raise UsageError(f"file {path}: {error}") from None
     if not objects:
         raise UsageError(f"file {path}: has no object of kind {' or '.join(PARAMETER_KINDS)}")
 
 
-def _checked(obj: JsonObject, check: ParameterCheck) -> CheckedParameters:
+def _check_object(obj: JsonObject, check: ParameterCheck) -> CheckedParameters:
     from agent.model.claim import Claim
     from agent.prepare.classify import PrepareContext, classify
 
@@ -400,14 +400,14 @@ def _render_parameters(checked: Iterable[CheckedParameters], style: TextStyle) -
     from agent.prepare.kubelet_message import kubelet_text
 
     blocks = []
-    for one in checked:
-        result = style.paint("ok", "green") if one.verdict is None else style.paint(one.verdict.code, "red")
-        lines = [GAP.join([style.paint(clean(one.subject), "bold"), clean(one.path), result])]
-        if one.verdict is not None:
+    for row in checked:
+        result = style.paint("ok", "green") if row.verdict is None else style.paint(row.verdict.code, "red")
+        lines = [GAP.join([style.paint(clean(row.subject), "bold"), clean(row.path), result])]
+        if row.verdict is not None:
             facts = {
-                "error": one.verdict.summary,
-                "detail": one.verdict.detail,
-                "kubelet": kubelet_text(one.verdict),
+                "error": row.verdict.summary,
+                "detail": row.verdict.detail,
+                "kubelet": kubelet_text(row.verdict),
             }
             lines += format_entries([ListEntry(*fact) for fact in facts.items() if fact[1]], style)
         blocks.append("\n".join(lines))
@@ -421,7 +421,7 @@ def _parameters_document(
     return {
         "apiVersion": API_VERSION,
         "parameters": [
-            {**one._asdict(), "verdict": None if one.verdict is None else verdict_document(one.verdict)}
-            for one in checked
+            {**row._asdict(), "verdict": None if row.verdict is None else verdict_document(row.verdict)}
+            for row in checked
         ],
     }

@@ -187,7 +187,7 @@ def collect_identities(answers: SourceAnswers) -> Identities:
     reserved_for: dict[str, set[str]] = {}
     for claims in answers.claims:
         for claim in claims.items:
-            uids = {one.uid for one in claim.reserved if one.kind is ConsumerKind.POD and one.uid}
+            uids = {user.uid for user in claim.reserved if user.kind is ConsumerKind.POD and user.uid}
             reserved_for.setdefault(claim.ref.uid, set()).update(mirrors.get(uid, uid) for uid in uids)
     named = UidsAndNames(_claims(answers))
     pod_claims = ((pod, named.name_of(uid)) for uid, pods in sorted(prepared_for.items()) for pod in pods)
@@ -258,15 +258,15 @@ def find_conflicts(
         "claim", names.claims, ConflictKind.CLAIM_UIDS, ConflictKind.CLAIM_NAMES
     )
     of_pods = _ambiguous_identities("pod", names.pods, ConflictKind.POD_UIDS, ConflictKind.POD_NAMES)
-    found = [one._replace(claims=tuple(ClaimRef(*ref) for ref in refs)) for one, refs in of_claims]
-    found += [one._replace(pods=tuple(PodRef(*ref) for ref in refs)) for one, refs in of_pods]
+    found = [conflict._replace(claims=tuple(ClaimRef(*ref) for ref in refs)) for conflict, refs in of_claims]
+    found += [conflict._replace(pods=tuple(PodRef(*ref) for ref in refs)) for conflict, refs in of_pods]
     for claim in claims.values():
         found += _device_conflicts(claim)
         found += _not_named_conflicts(claim, pods)
     if cgroups is not None:
         for pod in pods.values():
             found += _container_conflicts(pod, cgroups)
-    return tuple(sorted(found, key=lambda one: (_ORDER[one.kind], one.subject)))
+    return tuple(sorted(found, key=lambda conflict: (_ORDER[conflict.kind], conflict.subject)))
 
 
 def _ambiguous_identities(
@@ -328,9 +328,9 @@ def _container_conflicts(pod: PodView, cgroups: Provenance) -> Iterator[Conflict
     Pod objects from files are skipped, since they may be old."""
     live = {container.id for container in pod.live}
     for obj, provenance in pod.objects:
-        gone = [one for one in obj.containers if one.running and one.id and one.id not in live]
+        gone = [old for old in obj.containers if old.running and old.id and old.id not in live]
         if gone and KUBELET_SOURCE_RANKS[provenance.origin] == KUBELET_SOURCE_RANKS[cgroups.origin]:
-            statements = [(provenance, f"container {one.name} runs as {one.id}") for one in gone]
+            statements = [(provenance, f"container {old.name} runs as {old.id}") for old in gone]
             statements += [(cgroups, f"no cgroup of {container.id}") for container in gone]
             yield Conflict(ConflictKind.CONTAINERS, _title(pod.ref), _assertions(statements), pods=(pod.ref,))
 
@@ -340,7 +340,7 @@ def may_name_claim(pod: PodObject, claim: str) -> bool:
 
     If the name of a claim that is generated from a template is unknown, the pod may name the claim.
     """
-    return pod.lacks_claim_names or any(one.claim in {claim, ""} for one in pod.claims)
+    return pod.lacks_claim_names or any(used.claim in {claim, ""} for used in pod.claims)
 
 
 def _other_names(others: Iterable[tuple[PodObject, Provenance]]) -> Iterator[tuple[Provenance, str]]:
@@ -351,7 +351,7 @@ def _other_names(others: Iterable[tuple[PodObject, Provenance]]) -> Iterator[tup
 
 def _assertions(statements: Iterable[tuple[Provenance, str]]) -> tuple[ConflictingStatement, ...]:
     found = {ConflictingStatement(*statement) for statement in statements}
-    return tuple(sorted(found, key=lambda one: (provenance_order(one.provenance), one.text)))
+    return tuple(sorted(found, key=lambda side: (provenance_order(side.provenance), side.text)))
 
 
 def _format_devices(devices: set[DeviceRef]) -> str:

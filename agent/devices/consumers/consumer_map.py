@@ -58,8 +58,8 @@ def collect_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
 
     The function yields an edge twice if a source reports it twice.
     """
-    yield from _prepared(answers, names)
-    yield from _listed(answers, names)
+    yield from _prepared_edges(answers, names)
+    yield from _listed_edges(answers, names)
     yield from _known_claims(answers, names)
     yield from _known_pods(answers, names)
 
@@ -69,7 +69,7 @@ def pod_consumer(pod: PodRef) -> ClaimConsumer:
     return ClaimConsumer(ConsumerKind.POD, pod.namespace, pod.name, pod.uid)
 
 
-def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+def _prepared_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.prepared:
         for claim in answer.items:
             ref = names.claim_by_uid(claim.ref)
@@ -81,7 +81,7 @@ def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
                 )
 
 
-def _listed(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+def _listed_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.listed:
         for pod in answer.items:
             for container in pod.containers:
@@ -105,11 +105,11 @@ def _known_claims(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
             for use in claim.devices:
                 yield DeviceEdge(ref, use, Relation.ALLOCATED, answer.provenance)
             for reservation in claim.reserved:
-                consumer = _reserved(reservation, claim.ref.namespace, names)
+                consumer = _reserving_consumer(reservation, claim.ref.namespace, names)
                 yield ClaimConsumerEdge(ref, consumer, Relation.RESERVED, answer.provenance)
 
 
-def _reserved(reservation: Reservation, namespace: str, names: Identities) -> ClaimConsumer:
+def _reserving_consumer(reservation: Reservation, namespace: str, names: Identities) -> ClaimConsumer:
     if reservation.kind is ConsumerKind.POD:
         pod = names.pod_by_uid(reservation.uid) if reservation.uid else PodRef(namespace, reservation.name)
         return pod_consumer(pod)
@@ -224,7 +224,7 @@ def _best_first(objects: Iterable[tuple[O, Provenance]]) -> tuple[tuple[O, Prove
     found = set(objects)
     if len(found) < 2:  # the usual case; sorting by the object's text is slow
         return tuple(found)
-    return tuple(sorted(found, key=lambda one: (provenance_order(one[1]), repr(one[0]))))
+    return tuple(sorted(found, key=lambda pair: (provenance_order(pair[1]), repr(pair[0]))))
 
 
 def _pods(
@@ -245,13 +245,13 @@ def _pods(
         for answer in answers.pods
         for item in answer.items
     )
-    live = _group_by_key((names.pod_by_uid(one.uid), one) for answer in answers.live for one in answer.items)
+    live = _group_by_key((names.pod_by_uid(pod.uid), pod) for answer in answers.live for pod in answer.items)
     return {
         ref: PodView(
             ref=ref,
             objects=_best_first(objects.get(ref, [])),
             claims=tuple(sorted(set(of_pod.get(ref, [])))),
-            running=_running(live.get(ref, []), knows_all_cgroups and bool(ref.uid)),
+            running=_has_processes(live.get(ref, []), knows_all_cgroups and bool(ref.uid)),
             live=tuple(
                 sorted(set(chain.from_iterable(cgroup.containers for cgroup in live.get(ref, []))), key=repr)
             ),
@@ -262,15 +262,15 @@ def _pods(
 
 def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[PodRef, ...]]:
     found = {
-        ((one.ref.namespace, one.group), ref)
+        ((obj.ref.namespace, obj.group), ref)
         for ref, view in pods.items()
-        for one, _ in view.objects
-        if one.group
+        for obj, _ in view.objects
+        if obj.group
     }
     return {group: tuple(refs) for group, refs in _group_by_key(sorted(found)).items()}
 
 
-def _running(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
+def _has_processes(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
     """Return True if one of a pod's cgroups has processes; None: unknown.
 
     If all cgroups are known, a pod without a cgroup has no processes.
@@ -295,7 +295,7 @@ def _failures_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
 
 def _complete_sources(answers: SourceAnswers) -> frozenset[Origin]:
     whole = {answer.provenance.origin for answer in _all_answers(answers) if answer.is_complete}
-    return frozenset(whole - {one.provenance.origin for one in _all_answers(answers) if not one.is_complete})
+    return frozenset(whole - {src.provenance.origin for src in _all_answers(answers) if not src.is_complete})
 
 
 def _all_answers(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:

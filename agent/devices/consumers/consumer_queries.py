@@ -55,8 +55,8 @@ USE_ON_THIS_NODE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
 
 def affected_pods(known: ConsumerMap, device: DeviceRef) -> tuple[AffectedPod, ...]:
     """Return the pods that use or may use a device; the pods that certainly use it come first."""
-    found = [one for ref in known.devices.get(device, ()) for one in _affected_by_claim(known, ref, device)]
-    return tuple(sorted(found, key=lambda one: (not one.is_certain, one.pod.ref, one.claim)))
+    found = [pod for ref in known.devices.get(device, ()) for pod in _affected_by_claim(known, ref, device)]
+    return tuple(sorted(found, key=lambda use: (not use.is_certain, use.pod.ref, use.claim)))
 
 
 def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[AffectedPod]:
@@ -69,14 +69,14 @@ def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> 
         containers.setdefault(named.pod, []).append(named)
     for pod, edges in direct.items():
         sure = given and any(edge.relation in USE_ON_THIS_NODE for edge in edges)
-        yield _affected(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
+        yield _affected_pod(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
     for edge in claim.consumers:
         if edge.consumer.kind is ConsumerKind.POD_GROUP:
             group = edge.consumer.name
             for member in group_members(known, ref, group):
                 if member.ref not in direct:
                     of = containers.get(member.ref, ())
-                    yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
+                    yield _affected_pod(member, claim, uses, [edge], of, sure=False, group=group)
 
 
 def pod_state(pod: PodView) -> str:
@@ -138,7 +138,7 @@ def has_device(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]
     )
 
 
-def _affected(
+def _affected_pod(
     pod: PodView,
     claim: ClaimView,
     uses: Sequence[DeviceEdge],
@@ -166,13 +166,13 @@ def containers_using_device(
         uses: Edges between the claim and the device.
     """
     requests = {request for edge in uses for request in edge.use.requests}
-    serves_all = any(not one.use.requests for one in uses if one.provenance.origin is Origin.CHECKPOINT)
+    serves_all = any(not use.use.requests for use in uses if use.provenance.origin is Origin.CHECKPOINT)
     by_name: dict[str, list[tuple[str, ...] | None]] = {}
     for edge in edges:
         by_name.setdefault(edge.container, []).append(edge.requests)
     for name, requests_by_source in sorted(by_name.items()):
         known = [request for request in requests_by_source if request is not None]
-        if serves_all or any(not one or requests & set(one) for one in known):
+        if serves_all or any(not names or requests & set(names) for names in known):
             yield ContainerUse(name, is_certain=True)
         elif not known or not requests:
             yield ContainerUse(name, is_certain=_has_one_device(claim))
@@ -196,8 +196,8 @@ def group_members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodV
 def is_group_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
     """Return True if a pod belongs to a pod group in the claim's namespace, and uses or may use the claim."""
     return any(
-        one.ref.namespace == claim.namespace and one.group == group and may_name_claim(one, claim.name)
-        for one, _ in pod.objects
+        obj.ref.namespace == claim.namespace and obj.group == group and may_name_claim(obj, claim.name)
+        for obj, _ in pod.objects
     )
 
 
@@ -240,8 +240,8 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[PredictedPodRefusa
         or any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.consumers)
     }
     nodes = _names_of_this_node(known) | ({node} - {""})
-    found = (refused for claim in known.claims.values() for refused in _refused(known, claim, newer))
-    pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes, held))
+    found = (refused for claim in known.claims.values() for refused in _refused_running(known, claim, newer))
+    pending = (pod for claim in known.claims.values() for pod in _refused_pending(known, claim, nodes, held))
     return tuple(sorted({*found, *pending}))
 
 
@@ -282,7 +282,7 @@ def _refused_pending(
             yield found._replace(pod=pod, is_pending=True)
 
 
-def _refused(
+def _refused_running(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
 ) -> Iterator[PredictedPodRefusal]:
     """Yield the running pods that the kubelet would refuse after a reboot, because of one claim.
@@ -307,10 +307,10 @@ def _refusal(claim: ClaimView, pod: PodView) -> PredictedPodRefusal | None:
     obj = claim.objects[0][0]
     if pod.known is None:
         return find_refusal_by_uid(pod.ref.uid, obj) if pod.ref.uid else None
-    for one, _ in pod.objects:  # the kubelet's object may lack the claim's name
-        for named in one.claims:
+    for pod_object, _ in pod.objects:  # the kubelet's object may lack the claim's name
+        for named in pod_object.claims:
             if named.claim == claim.ref.name:
-                return find_refusal(one, named, obj)
+                return find_refusal(pod_object, named, obj)
     return None
 
 

@@ -116,8 +116,8 @@ def existing_reservation_targets(
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
     groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
     given: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for one in workloads:
-        given.setdefault((one.api_group, one.resource), set()).add((one.namespace, one.uid))
+    for obj in workloads:
+        given.setdefault((obj.api_group, obj.resource), set()).add((obj.namespace, obj.uid))
     return ExistingReservationTargets(
         frozenset(uids),
         frozenset(groups),
@@ -131,18 +131,18 @@ def unmatched_reservations(claim: ClaimObject, known: ExistingReservationTargets
     If ``known`` has all objects of the cluster, these reservations are orphaned. Reservations for other
     objects than pods and pod groups are left out unless ``known`` has objects of their resource.
     """
-    return tuple(one for one in claim.reserved if _is_unmatched(one, claim.ref.namespace, known))
+    return tuple(user for user in claim.reserved if _is_unmatched(user, claim.ref.namespace, known))
 
 
-def _is_unmatched(one: Reservation, namespace: str, known: ExistingReservationTargets) -> bool:
-    if one.kind is ConsumerKind.POD:
-        return (namespace, one.uid) not in known.uids
-    if one.kind is ConsumerKind.POD_GROUP and (namespace, one.name) in known.groups:
+def _is_unmatched(user: Reservation, namespace: str, known: ExistingReservationTargets) -> bool:
+    if user.kind is ConsumerKind.POD:
+        return (namespace, user.uid) not in known.uids
+    if user.kind is ConsumerKind.POD_GROUP and (namespace, user.name) in known.groups:
         return False
-    given = known.workloads.get((one.api_group, one.resource))
+    given = known.workloads.get((user.api_group, user.resource))
     if given is None:
-        return one.kind is ConsumerKind.POD_GROUP
-    return (namespace, one.uid) not in given
+        return user.kind is ConsumerKind.POD_GROUP
+    return (namespace, user.uid) not in given
 
 
 class KubeletsRefusingPod(StrEnum):
@@ -311,16 +311,16 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> PodObject:
     annotation = get_mapping(metadata, "annotations", "metadata").get(MIRROR_ANNOTATION)
     mirrored = annotation if isinstance(annotation, str) else ""
     generated = _generated_claim_names(status)
-    claims = [_pod_claim(one, generated, f"spec.resourceClaims[{at}]") for at, one in _claims_of(spec)]
+    claims = [_pod_claim(obj, generated, f"spec.resourceClaims[{at}]") for at, obj in _claims_of(spec)]
     extended = get_mapping(status, "extendedResourceClaimStatus", "status")
     used: dict[str, list[ContainerClaim]] = {}
     if extended:
         claims.append(
             PodClaim("", get_text(extended, "resourceClaimName", "status.extendedResourceClaimStatus"))
         )
-        for one in get_mappings(extended, "requestMappings", "status.extendedResourceClaimStatus"):
-            use = ContainerClaim("", get_text(one, "requestName", "requestMappings"))
-            used.setdefault(get_text(one, "containerName", "requestMappings"), []).append(use)
+        for mapping in get_mappings(extended, "requestMappings", "status.extendedResourceClaimStatus"):
+            use = ContainerClaim("", get_text(mapping, "requestName", "requestMappings"))
+            used.setdefault(get_text(mapping, "containerName", "requestMappings"), []).append(use)
     return PodObject(
         ref=PodRef(namespace, name, mirrored or uid),
         node=get_text(spec, "nodeName", "spec"),
@@ -331,7 +331,7 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> PodObject:
         containers=tuple(_containers(spec, status, used)),
         mirror_uid=uid if mirrored else "",
         lacks_claim_names=from_kubelet
-        and (any(not one.claim for one in claims) or (not extended and _requests_extended_resources(spec))),
+        and (any(not used.claim for used in claims) or (not extended and _requests_extended_resources(spec))),
     )
 
 
@@ -356,15 +356,15 @@ def _claims_of(spec: JsonObject) -> Iterable[tuple[int, JsonObject]]:
 def _generated_claim_names(status: JsonObject) -> Mapping[str, str]:
     place = "status.resourceClaimStatuses"
     found = get_mappings(status, "resourceClaimStatuses", "status")
-    return {get_text(one, "name", place): get_text(one, "resourceClaimName", place) for one in found}
+    return {get_text(obj, "name", place): get_text(obj, "resourceClaimName", place) for obj in found}
 
 
-def _pod_claim(one: JsonObject, generated: Mapping[str, str], place: str) -> PodClaim:
-    name = get_required_text(one, "name", place)
-    if claim := get_text(one, "resourceClaimName", place):
+def _pod_claim(obj: JsonObject, generated: Mapping[str, str], place: str) -> PodClaim:
+    name = get_required_text(obj, "name", place)
+    if claim := get_text(obj, "resourceClaimName", place):
         return PodClaim(name, claim)
     return PodClaim(
-        name, generated.get(name, ""), template=bool(get_text(one, "resourceClaimTemplateName", place))
+        name, generated.get(name, ""), template=bool(get_text(obj, "resourceClaimTemplateName", place))
     )
 
 
@@ -376,10 +376,10 @@ def _containers(
             get_text(mapping, "name", f"status.{statuses}"): _container_state(mapping, f"status.{statuses}")
             for mapping in get_mappings(status, statuses, "status")
         }
-        for at, one in enumerate(get_mappings(spec, key, "spec")):
+        for at, entry in enumerate(get_mappings(spec, key, "spec")):
             place = f"spec.{key}[{at}]"
-            name = get_required_text(one, "name", place)
-            resources = get_mapping(one, "resources", place)
+            name = get_required_text(entry, "name", place)
+            resources = get_mapping(entry, "resources", place)
             named = [
                 ContainerClaim(get_required_text(claim, "name", place), get_text(claim, "request", place))
                 for claim in get_mappings(resources, "claims", f"{place}.resources")

@@ -77,8 +77,7 @@ def usage_key(use: HasUsageIdentity) -> UsageKey:
 
 
 def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
-    """Yield the identities of a pod's use of a device in which a name replaces the UID of the pod, the claim
-    or both."""
+    """Yield the identities of a device's use in which names replace the UID of the pod, the claim or both."""
     pods = [use.pod.uid, str(use.pod)] if use.pod.uid and use.pod.name else [use.pod.uid or str(use.pod)]
     claims = [use.claim.uid, str(use.claim)] if use.claim.uid else [str(use.claim)]
     keys = [(pod, claim, use.device) for pod in pods for claim in claims]
@@ -105,7 +104,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
         obj = known.pods[pod].known
         owner = str(obj.controller or "") if obj else ""
         named = [container for container in claim.containers if container.pod == pod]
-        proof = _strongest(of_pod)
+        proof = _strongest_origin(of_pod)
         for device, of_device in given.items():
             requests = {request for usage in of_device for request in usage.use.requests}
             containers = containers_using_device(claim, named, of_device)
@@ -113,7 +112,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
                 pod=pod,
                 claim=claim.ref,
                 device=device,
-                sources=tuple(sorted({proof, _strongest(of_device)})),
+                sources=tuple(sorted({proof, _strongest_origin(of_device)})),
                 requests=tuple(sorted(requests)),
                 containers=tuple(container.name for container in containers)[:CONTAINERS_MAX],
                 owner=owner,
@@ -122,7 +121,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
             )
 
 
-def _strongest(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
+def _strongest_origin(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
     return min((edge.provenance.origin for edge in edges), key=USE_SOURCE_RANKS.__getitem__)
 
 
@@ -190,24 +189,24 @@ def update_usages(
         for key, previous in running.items()
     }
     begun = dropped = 0
-    for key, one in observed.in_use_now.items():
-        if key in running or key in over or key in names or one.may_be_duplicate:
+    for key, current in observed.in_use_now.items():
+        if key in running or key in over or key in names or current.may_be_duplicate:
             continue
-        if not one.pod.uid and (str(one.claim), one.device) in without_name:
+        if not current.pod.uid and (str(current.claim), current.device) in without_name:
             continue
         if len(after) >= TRACKED_USAGES_MAX:
             dropped += 1
             continue
         begun += 1
         id_ = f"{state.agent_run_id}-{state.begun_count + begun}"
-        after[key] = _next_usage(_new_usage(id_, one, observed, state.complete), one, observed)
+        after[key] = _next_usage(_new_usage(id_, current, observed, state.complete), current, observed)
     before = {usage.use.id: usage.use for usage in state.running.values()}
-    ended = {key for key, one in after.items() if one.use.ended}
+    ended = {key for key, use in after.items() if use.use.ended}
     return UsageUpdate(
         replace(
             state,
             begun_count=state.begun_count + begun,
-            running={key: one for key, one in after.items() if key not in ended},
+            running={key: use for key, use in after.items() if key not in ended},
             ended=frozenset(over | (ended & observed.in_use_now.keys())),
             complete=observed.complete,
             dropped=dropped,
@@ -264,37 +263,37 @@ def _observe(
 
 
 def _new_usage(
-    id_: str, one: CurrentUse, observed: _UpdateInputs, complete_before: frozenset[Origin]
+    id_: str, current: CurrentUse, observed: _UpdateInputs, complete_before: frozenset[Origin]
 ) -> ActiveUsage:
-    state = observed.state_of(one.device)
+    state = observed.state_of(current.device)
     use = PodDeviceUsage(
         id=id_,
-        pod=one.pod,
-        claim=one.claim,
-        device=one.device,
+        pod=current.pod,
+        claim=current.claim,
+        device=current.device,
         began=observed.now,
-        before=not complete_before.issuperset(one.sources),
+        before=not complete_before.issuperset(current.sources),
         state=state,
         worst=state,
-        sources=one.sources,
-        requests=one.requests,
-        containers=one.containers,
-        owner=one.owner,
-        maybe=one.maybe,
+        sources=current.sources,
+        requests=current.requests,
+        containers=current.containers,
+        owner=current.owner,
+        maybe=current.maybe,
     )
     return ActiveUsage(use, observed.now)
 
 
-def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _UpdateInputs) -> ActiveUsage:
+def _next_usage(previous: ActiveUsage, current: CurrentUse | None, observed: _UpdateInputs) -> ActiveUsage:
     """Return the state of a tracked usage after an update.
 
     Args:
         one: The usage as sources list it now; None: no source lists it.
     """
-    use = _with_current_use(previous.use, one) if one else previous.use
-    seen = observed.now if one else previous.seen
+    use = _with_current_use(previous.use, current) if current else previous.use
+    seen = observed.now if current else previous.seen
     ending = observed.endings.get(use.pod.uid) or (
-        None if one else _ending_without_report(previous, observed)
+        None if current else _ending_without_report(previous, observed)
     )
     if ending is None or seen is not None:  # else it ended before this run of the agent, in an unknown state
         use = _with_device_state(use, observed.state_of(use.device))
@@ -303,21 +302,21 @@ def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _Update
     return ActiveUsage(use, seen)
 
 
-def _with_current_use(use: PodDeviceUsage, one: CurrentUse) -> PodDeviceUsage:
+def _with_current_use(use: PodDeviceUsage, current: CurrentUse) -> PodDeviceUsage:
     """Update a tracked usage of a device from the answers of sources now.
 
     Values that sources no longer report stay.
     """
-    pod = one.pod if one.pod.name or not use.pod.name else use.pod
+    pod = current.pod if current.pod.name or not use.pod.name else use.pod
     return replace(
         use,
         pod=pod,
-        claim=one.claim,
-        sources=min(use.sources, one.sources, key=_weakest_source_rank),
-        requests=one.requests or use.requests,
-        containers=tuple(dict.fromkeys((*use.containers, *one.containers)))[:CONTAINERS_MAX],
-        owner=one.owner or use.owner,
-        maybe=() if pod.name else one.maybe or use.maybe,
+        claim=current.claim,
+        sources=min(use.sources, current.sources, key=_weakest_source_rank),
+        requests=current.requests or use.requests,
+        containers=tuple(dict.fromkeys((*use.containers, *current.containers)))[:CONTAINERS_MAX],
+        owner=current.owner or use.owner,
+        maybe=() if pod.name else current.maybe or use.maybe,
     )
 
 
@@ -368,8 +367,8 @@ def _match_usages(
     Returns the tracked usages by their new identity, and the ids of usages that were merged into another one.
     """
     found, merged = dict(running), []
-    for key, one in in_use_now.items():
-        for lesser in usage_keys_with_names(one):
+    for key, use in in_use_now.items():
+        for lesser in usage_keys_with_names(use):
             if lesser in in_use_now or lesser not in found:
                 continue
             theirs, mine = found.pop(lesser), found.get(key)

@@ -156,8 +156,7 @@ def _invalid_file(before: InvalidDeclarationFile | None, error: str, now: Instan
 # --- outdated cached verdicts ------------------------------------------------------------------------------
 
 ALL_DEVICES: Final[CpuSet] = -1
-"""Stands for all CPUs, also those of devices without CPUs: a change of the shared input affects every device.
-"""
+"""Stands for all CPUs, also of devices without CPUs: a change of the shared input affects each device."""
 
 
 class SharedRuleInput(NamedTuple):
@@ -250,9 +249,11 @@ def _shared_pci_input(host: HostRuleState, snapshot: Snapshot, now: Instant) -> 
 
 
 def changed_cpus(before: SharedRuleInput | None, now: SharedRuleInput) -> CpuSet:
-    """Return the CPUs that a change of the shared rule input affects. The change is that between two
-    evaluations. The result is ``ALL_DEVICES`` if the change affects every device of the kind. ``before`` is
-    None in the first evaluation."""
+    """Return the CPUs that a change of the shared rule input affects.
+
+    The change is that between two evaluations. The result is ``ALL_DEVICES`` if the change affects every
+    device of the kind. ``before`` is None in the first evaluation.
+    """
     if before is None or before.shared != now.shared:
         return ALL_DEVICES
     cpus = 0
@@ -278,8 +279,7 @@ def cpus_affecting(declared: DriverDevice) -> CpuSet:
 
 
 class CachedVerdict(NamedTuple):
-    """Rule results of one device from the last evaluation. They are valid while the device's readings are
-    equal."""
+    """Rule results of a device from the last evaluation, valid while the device's readings are equal."""
 
     declared: DriverDevice
     kind: DeviceKind
@@ -406,7 +406,7 @@ class CachingEvaluation:
             known = {
                 subject: entry
                 for subject, entry in known.items()
-                if entry.throttled == self._throttled(subject)
+                if entry.throttled == self._throttle_growth(subject)
             }
         return known
 
@@ -429,7 +429,7 @@ class CachingEvaluation:
             declared,
             kind,
             cpus_affecting(declared),
-            self._throttled(subject),
+            self._throttle_growth(subject),
             found.causes,
             tuple((code, row_with_code(rules, code).source) for code in raised),
             tuple(evaluation.not_applicable[not_applicable:]),
@@ -445,7 +445,7 @@ class CachingEvaluation:
         passes = dict(zip(sources, map(_passes, sources.values()), strict=True))
         return VerdictCache(passes, inputs, self._state.devices, self._entries)
 
-    def _throttled(self, subject: Subject) -> tuple[CounterGrowth, CounterGrowth] | None:
+    def _throttle_growth(self, subject: Subject) -> tuple[CounterGrowth, CounterGrowth] | None:
         if (watched := self._watched.get(subject)) is None:
             return None
         return watched.throttled.core.growth, watched.throttled.package.growth

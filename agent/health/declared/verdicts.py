@@ -415,8 +415,7 @@ def _is_not_evaluated(
     device: InventoryDevice,
     checks: CheckSamplesByDevice,
 ) -> bool:
-    """Return whether a declared device has no verdict yet, because a source has not read it since its
-    declaration."""
+    """Return whether a declared device has no verdict yet: a source has not read it since its declaration."""
     samples = _decisive_samples(checks, device)
     unchecked = [sample for sample in samples if not (sample.passes or expiry_reason(sample, evaluation.now))]
     if device.kind is DeviceKind.OTHER and samples and len(unchecked) == len(samples):

@@ -191,8 +191,7 @@ def evaluate_xid_sources(view: GpuRuleInput) -> RuleResult:
 
 
 def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for the driver, the NVML library and missing GPUs; their texts name the configured
-    limits."""
+    """Return the rules for the driver, the NVML library and missing GPUs, with the configured limits."""
     return (
         Rule(
             code="gpu.driver.process",

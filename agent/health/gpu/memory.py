@@ -59,14 +59,13 @@ def _ecc_off(view: GpuRuleInput) -> bool:
     return gpu_reading(view, GpuField.ECC_MODE) == 0
 
 
-def _correctable(limits: GpuLimits) -> GrowthLimit:
+def _correctable_limit(limits: GpuLimits) -> GrowthLimit:
     events, window_s = limits.correctable_errors, limits.correctable_window_s
     return GrowthLimit(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
 
 def _sram_sources(view: GpuRuleInput) -> str:
-    """Format the places in SRAM that had uncorrectable errors: ``SRAM (parity)``; empty: no errors are
-    counted."""
+    """Format the places in SRAM that had uncorrectable errors: ``SRAM (parity)``; empty: there are none."""
     found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
     return f"SRAM ({', '.join(found)})" if found else ""
 
@@ -144,7 +143,7 @@ def evaluate_correctable_rate(view: GpuRuleInput) -> RuleResult:
     """
     if _ecc_off(view):
         return RuleNotApplicable("ECC is off")
-    budget = _correctable(view.limits)
+    budget = _correctable_limit(view.limits)
     return growth_limit_result(view, budget, "gpu.ecc.correctable_rate", Severity.DEGRADED, NO_ECC)
 
 
@@ -225,7 +224,7 @@ def evaluate_retired_pages(view: GpuRuleInput) -> RuleResult:
 
 def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
     """Return the rules for a GPU's memory. The texts of the rules name the configured limits."""
-    budget, watch_ns = _correctable(limits), gpu_probation_ns(limits)
+    budget, watch_ns = _correctable_limit(limits), gpu_probation_ns(limits)
     replace = "drain the GPU, confirm with the vendor's field diagnostic, and replace the GPU"
     reset = "reset the GPU when its work has ended (nvidia-smi --gpu-reset)"
     return (

@@ -137,9 +137,11 @@ def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
 
 
 def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
-    """Return a finding if the last read of the GPU ended with NVML's return code ``status``. If the read
-    ended without an error, or with an error that another rule reports, the result is OK. After any other
-    error, and without a sample, it is inconclusive."""
+    """Return a finding if the last read of the GPU ended with NVML's return code ``status``.
+
+    If the read ended without an error, or with an error that another rule reports, the result is OK. After
+    any other error, and without a sample, it is inconclusive.
+    """
     if view.sample is None:
         return NO_SAMPLE
     found = view.sample.status

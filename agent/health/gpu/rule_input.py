@@ -36,8 +36,7 @@ from agent.model.time import NS
 
 
 class SeenGpuFeatures(NamedTuple):
-    """Features of a GPU that a reading since the agent's start showed. Rules report the loss of such a
-    feature."""
+    """Features of a GPU that a reading since the agent's start showed. Rules report their loss."""
 
     links_up: int = 0
     """Bit set of the NVLinks that were up at any time."""
@@ -102,16 +101,14 @@ def nvml_library_error(gpus: NvmlSample) -> int:
 
 
 def is_answering(sample: GpuSample | None, limits: GpuLimits, now_ns: int) -> bool:
-    """Return whether a GPU answers: its last read succeeded, and no unfinished NVML call exceeds its
-    deadline."""
+    """Return whether a GPU answers: its last read succeeded, and no NVML call exceeds its deadline."""
     if sample is None or not sample.passes or sample.status != NvmlReturnCode.OK:
         return False
     return not sample.call or now_ns - sample.call_ns < limits.deadline_s * NS
 
 
 def is_listing_gpus(gpus: NvmlSample) -> bool:
-    """Return whether the NVML library is being opened or is listing GPUs, so that a missing GPU may still
-    appear."""
+    """Return whether NVML is being opened or is listing GPUs, so that a missing GPU may still appear."""
     incomplete = gpus.nvml.state is SourceState.OK and len(gpus.gpus) < gpus.count
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or incomplete
 
@@ -157,8 +154,7 @@ class GrowthLimit(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """Evidence that the counter reached the limit. For a long window, it states until when the fault is
-        reported."""
+        """Evidence that the counter reached the limit; for a long window also until when it is reported."""
         if self.window_s < LONG_WINDOW_S:
             return self.text
         return f"{self.text} (reported until {format_duration(self.window_s)} after the last, or a reset)"

@@ -146,9 +146,12 @@ def _match_known_gpus(registry: dict[int, KnownGpu], samples: Iterable[GpuSample
 def _new_number(
     sample: GpuSample, registry: dict[int, KnownGpu], absent: Sequence[int], *, all_replaced: bool
 ) -> int:
-    """Return the stable number for a GPU that has no number yet. A GPU at the PCI address of a missing GPU is
-    its replacement, and gets its number. A GPU at another address is an additional GPU, except when all known
-    GPUs were replaced: then it also gets the number of a missing GPU."""
+    """Return the stable number for a GPU that has no number yet.
+
+    A GPU at the PCI address of a missing GPU is its replacement, and gets its number. A GPU at another
+    address is an additional GPU, except when all known GPUs were replaced: then it also gets the number of a
+    missing GPU.
+    """
     for number in absent:
         if registry[number].bus and registry[number].bus == sample.bus:
             return number
@@ -312,8 +315,11 @@ def _is_library_open(gpus: NvmlSample) -> bool:
 
 def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
     """Return the PCI addresses of the GPUs on the bus that the agent reports although NVML does not list
-    them. If the NVML library is not loaded, these are the GPUs that are bound to the driver ``nvidia``. A
-    node whose GPUs have another driver, or no driver, needs no library."""
+    them.
+
+    If the NVML library is not loaded, these are the GPUs that are bound to the driver ``nvidia``. A node
+    whose GPUs have another driver, or no driver, needs no library.
+    """
     if len(gpus.gpus) < gpus.count:  # NVML will list them
         return ()
     if not _is_library_open(gpus):
@@ -421,8 +427,7 @@ def _growth(
 def _instances(
     before: tuple[MigInstance, ...], migs: tuple[MigSample, ...], now: Instant
 ) -> tuple[MigInstance, ...]:
-    """Return a GPU's present MIG instances, followed by the instances that were removed less than REMOVED_NS
-    ago."""
+    """Return a GPU's MIG instances, followed by those that were removed less than REMOVED_NS ago."""
     present = {(mig.gi, mig.ci) for mig in migs}
     removed = [
         MigInstance(instance.mig, instance.removed_at or now)

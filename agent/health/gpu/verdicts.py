@@ -63,8 +63,7 @@ REMOVED_INSTANCE: Final = CatalogRow(
 
 
 def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
-    """Return the cause NOT_READ_YET for a GPU that has no readings yet; empty if the GPU was read or is
-    missing."""
+    """Return the cause NOT_READ_YET for a GPU without readings; empty if the GPU was read or is missing."""
     gpu, gpus = view.sample, view.gpu_set
     may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, view.limits.dead_s, view.now_ns)
     if gpu.passes if gpu is not None else not may_appear:
@@ -194,8 +193,7 @@ def _update_fault_conditions(
 
 
 def gpu_catalog_row(rules: Sequence[Rule], limits: GpuLimits, code: str) -> CatalogRow:
-    """Return the catalog row of a GPU's finding code, which a rule, a latched fault or a removed MIG instance
-    has."""
+    """Return the catalog row of a GPU's finding code: of a rule, latched fault or removed MIG instance."""
     if code == REMOVED_INSTANCE.code:
         return REMOVED_INSTANCE
     return latched_fault_row(code, limits) if is_latched_fault_code(code) else row_with_code(rules, code)

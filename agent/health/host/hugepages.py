@@ -233,8 +233,7 @@ def _boot_allocation(
 def declared_pages_rule_input(
     state: PoolRuleState, pools: Mapping[InventoryDevice, HugepagePoolSample], declared: DriverDevice
 ) -> PoolRuleInput:
-    """Return the rules' input for the hugepage pool that contains the pages which a driver declares as a
-    device."""
+    """Return the rules' input for the hugepage pool with the pages that a driver declares as a device."""
     assert isinstance(declared.part, DeclaredHugepageDevice), "the device is not hugepages"
     device = hugepage_device(declared.part.size_kib, declared.part.numa)
     pages = state.declared_pages.get(

@@ -546,8 +546,8 @@ def cgroup_issues(
     evaluation: Evaluation, views: Iterable[CgroupRuleInput], pods: PodDeviceLookup
 ) -> Iterator[PodIssue]:
     """Evaluate the cgroup rules for each cgroup in ``views``, and yield an issue for each raised fault."""
-    for one in views:
-        view = _with_prepared_cpus(one, pods)
+    for base in views:
+        view = _with_prepared_cpus(base, pods)
         subject = f"group:{view.group.id}"
         evaluation.run_rules(subject, CGROUP_RULES, view)
         causes = evaluation.causes(subject, partial(row_with_code, CGROUP_RULES))

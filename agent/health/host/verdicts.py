@@ -167,8 +167,7 @@ PoolsByDevice = Mapping[InventoryDevice, HugepagePoolSample]
 
 
 class HostRuleState(NamedTuple):
-    """Values that the rules for the machine, its devices and its pods carry from one evaluation to the
-    next."""
+    """Values of the rules for the machine, its devices and its pods, kept between evaluations."""
 
     devices: tuple[InventoryDevice, ...] = ()
     """Devices that the agent itself publishes: CPUs, memory and hugepage pools."""
@@ -240,8 +239,7 @@ def next_host_state(
 
 
 def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
-    """Return the devices whose values at start an earlier agent stored; some of the devices may no longer
-    exist."""
+    """Return the devices with values at start from an earlier agent; some may no longer exist."""
     # the CPUs that the configuration expects have no values at start
     cpus_of = state.cpus.expected or state.cpus.numa_cpus
     found = [cpu_device(node) for node, cpus in cpus_of.items() if cpus]

@@ -70,9 +70,11 @@ def next_log_state(previous: KernelLogState, log: LogSample | None, now: Instant
 
 
 def _log_time_converter(state: KernelLogState, now: Instant) -> _LogTimeConverter:
-    """Return a function that converts times of the kernel log to instants. The log's clock is not adjusted as
-    CLOCK_MONOTONIC is. After weeks, it differs by a minute. So a new line with a time before the last
-    evaluation gets the time ``now``."""
+    """Return a function that converts times of the kernel log to instants.
+
+    The log's clock is not adjusted as CLOCK_MONOTONIC is. After weeks, it differs by a minute. So a new line
+    with a time before the last evaluation gets the time ``now``.
+    """
 
     def moment(us: int) -> Instant:
         is_plausible = not state.caught_up_ns or state.caught_up_ns <= us * 1000 <= now.mono_ns
@@ -146,9 +148,11 @@ def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelL
 
 
 def _add_victim(facts: dict[tuple[KernelLogCode, str], KernelLogFact], victim: KernelLogFact) -> bool:
-    """Add the killed task to the fact about an OOM kill, and return whether such a fact was found. Kernels
-    before 5.0 write the cgroup that reached its limit and the killed task in two separate lines. The two
-    lines must be close in time."""
+    """Add the killed task to the fact about an OOM kill, and return whether such a fact was found.
+
+    Kernels before 5.0 write the cgroup that reached its limit and the killed task in two separate lines. The
+    two lines must be close in time.
+    """
     limits = [
         fact
         for fact in facts.values()

@@ -81,7 +81,7 @@ _LAYER: Final = LateExpression(r", type=([^,]*),")
 _SIZE: Final = LateExpression(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
-def _numbered(kind: str, number: str, *values: str) -> _Parsed:
+def _number_part(kind: str, number: str, *values: str) -> _Parsed:
     """Return the location of a kernel-log line as the kind with a number, such as ``cpu3``, and the line's
     values. None if the number has six digits or more, which means that the line is damaged."""
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
@@ -91,7 +91,7 @@ def _parse_machine_check(match: _Match, text: str) -> _Parsed:
     if match.re.groups == 1:  # the line names no CPU
         return "", ()
     bank = _BANK.search(text) or _AMD_BANK.search(text)
-    return _numbered("cpu", match[1], *bank.groups() if bank else ())
+    return _number_part("cpu", match[1], *bank.groups() if bank else ())
 
 
 def _parse_deferred(match: _Match, text: str) -> _Parsed:
@@ -105,7 +105,7 @@ def _parse_hardware_error(_: _Match, text: str) -> _Parsed:
 
 def _parse_soft_lockup(match: _Match, text: str) -> _Parsed:
     stuck = _STUCK.search(text)
-    return _numbered("cpu", match[1], *stuck.groups() if stuck else ())
+    return _number_part("cpu", match[1], *stuck.groups() if stuck else ())
 
 
 _LOCKED: Final = LateExpression(r"(?:NMI )?watchdog: (?:CPU[0-9]+: )?Watchdog detected")
@@ -114,7 +114,7 @@ _LOCKED: Final = LateExpression(r"(?:NMI )?watchdog: (?:CPU[0-9]+: )?Watchdog de
 def _parse_hard_lockup(match: _Match, text: str) -> _Parsed:
     if not _LOCKED.match(text):
         return None
-    return _numbered("cpu", match.groups()[-2])
+    return _number_part("cpu", match.groups()[-2])
 
 
 _STALLED: Final = LateExpression(r"(?:rcu: )?INFO: rcu_[a-z_]+ (?:self-)?detected (?:expedited )?stall")
@@ -139,13 +139,13 @@ def _parse_oom_kill(_: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line of an OOM kill. The kernel may have cut off the end of the line. None if a
     cgroup's limit caused the kill but the cgroup's name is missing."""
     if limit := _OLD_LIMIT.match(text):
-        return _unescaped(limit[2].strip()), ("memcg", "", _unescaped(limit[1]))
+        return _unescape(limit[2].strip()), ("memcg", "", _unescape(limit[1]))
     if killed := _OLD_KILL.match(text):
         return "", ("none", killed[1], "")
     found = _OOM.match(text)
     if found is None or (found[1] == "MEMCG" and not found[2]):
         return None
-    return _unescaped(found[2] or ""), (found[1].lower(), found[4] or "", _unescaped(found[3] or ""))
+    return _unescape(found[2] or ""), (found[1].lower(), found[4] or "", _unescape(found[3] or ""))
 
 
 def _parse_oom_victim(_: _Match, text: str) -> _Parsed:
@@ -153,7 +153,7 @@ def _parse_oom_victim(_: _Match, text: str) -> _Parsed:
     return (found[1], ()) if found else None
 
 
-def _unescaped(cgroup: str) -> str:
+def _unescape(cgroup: str) -> str:
     """Return the path of a cgroup with systemd's escape sequence for a backslash replaced by a backslash."""
     return cgroup.replace("\\x5c", "\\")
 
@@ -166,7 +166,7 @@ def _parse_memory_failure(match: _Match, _: str) -> _Parsed:
 def _parse_edac(match: _Match, text: str) -> _Parsed:
     found = _MODULE.search(text)
     label = found[2] if found else ""
-    parsed = _numbered("mc", match[1], *found.groups()[:1] if found else ())
+    parsed = _number_part("mc", match[1], *found.groups()[:1] if found else ())
     return parsed if parsed is None or label in _NAMELESS else (f"{parsed[0]} {label}", parsed[1])
 
 
@@ -176,8 +176,7 @@ def _parse_aer(match: _Match, text: str) -> _Parsed:
 
 
 def _parse_pci_fault(match: _Match, text: str) -> _Parsed:
-    """Parse the kernel-log line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery
-    failed``."""
+    """Parse a line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery failed``."""
     event = text[match.end(2) + 2 :].split(": ", 1)[-1].removeprefix("DPC ")
     return normal_pci_address(match[2]), (re.split(r",| \(", event, maxsplit=1)[0],)
 
@@ -186,7 +185,7 @@ def _parse_nvme(match: _Match, text: str) -> _Parsed:
     event = re.split("[;:,]", text[match.end(1) + 2 :], maxsplit=1)[0]
     if match.re.groups == 5 and not event.startswith(("Removing after ", "Disabling device after ")):
         return None
-    return _numbered("nvme", match[1], "I/O timeout" if event.startswith("I/O ") else event)
+    return _number_part("nvme", match[1], "I/O timeout" if event.startswith("I/O ") else event)
 
 
 _SHUT_DOWN: Final = LateExpression(r"Shutting down filesystem|Filesystem has been shut down")

@@ -56,8 +56,7 @@ class KubeletDirWatcher:
         self._last_state = _DirectoryState()
         self._watched_id: _FileId = None
         self._opened: tuple[_FileId, int] | None = None
-        """Identity and inotify descriptor of the directory, before the event loop waits for the descriptor.
-        """
+        """Identity and inotify descriptor of the directory, before the event loop waits for them."""
         self._descriptor: int | None = None
 
     @property

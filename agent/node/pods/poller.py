@@ -165,17 +165,17 @@ def _pod_text(ref: PodRef, uses: Sequence[AffectedPod]) -> str:
     pod = uses[0].pod.known
     owner = f"{pod.controller}, " if pod and pod.controller else ""
     claims = dict.fromkeys(_claim_text(use.claim, use) for use in uses)
-    return f"{_truncated(str(ref))} ({_truncated(owner)}{'; '.join(claims)})"
+    return f"{_truncate(str(ref))} ({_truncate(owner)}{'; '.join(claims)})"
 
 
 def _claim_text(claim: ClaimRef, use: AffectedPod) -> str:
-    names = ", ".join(_truncated(container.name) for container in use.containers[:PODS_MAX])
+    names = ", ".join(_truncate(container.name) for container in use.containers[:PODS_MAX])
     noun = "container" if len(use.containers) == 1 else "containers"
-    group = f" of pod group {_truncated(use.group)}" if use.group else ""
-    return f"claim {_truncated(str(claim))}{group}" + (f": {noun} {names}" if names else "")
+    group = f" of pod group {_truncate(use.group)}" if use.group else ""
+    return f"claim {_truncate(str(claim))}{group}" + (f": {noun} {names}" if names else "")
 
 
-def _truncated(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
 
 
@@ -414,7 +414,7 @@ class PodPoller:
             return
         active = [pod for pod in pods.items if not pod.has_ended]
         with_claims = frozenset(pod.ref.uid for pod in active if pod.claims or pod.ref.uid in self._uses)
-        of_claims = (one for pod in active if pod.ref.uid in with_claims for one in pod.containers)
+        of_claims = (use for pod in active if pod.ref.uid in with_claims for use in pod.containers)
         running = frozenset(container.id for container in of_claims if container.running)
         if running - self._running:
             self._audit_ns = min(self._audit_ns, self._mono_ns_after(AUDIT_DELAY_S))

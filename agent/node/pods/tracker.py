@@ -137,7 +137,7 @@ class PodTracker:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # --- in the thread ---------------------------------------------------------------------------------
+    # --- poll thread only ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not _has_kubelet(self._config.kubelet_dir):

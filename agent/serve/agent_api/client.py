@@ -260,7 +260,7 @@ class StreamHealth:
         """Merge a device list that was received at ``now``; a device's last entry in the list counts."""
         for entry in response.devices:
             key = (entry.device.pool_name, entry.device.device_name)
-            self._devices[key] = _merged(entry, self._devices.get(key), now)
+            self._devices[key] = _merge_entry(entry, self._devices.get(key), now)
 
     def expire(self, now: Instant) -> None:
         """Set devices to Unknown whose lease (validity of their last health) has ended."""
@@ -290,7 +290,7 @@ def _expiry_ns(device: DeviceHealth) -> int:
     return device.verified.mono_ns + device.timeout_s * NS
 
 
-def _merged(entry: v1.DeviceHealth, before: DeviceHealth | None, now: Instant) -> DeviceHealth:
+def _merge_entry(entry: v1.DeviceHealth, before: DeviceHealth | None, now: Instant) -> DeviceHealth:
     health, message = HEALTHS.get(int(entry.health)), entry.message
     if health is None:  # the kubelet also treats it as Unknown
         health = Health.UNKNOWN

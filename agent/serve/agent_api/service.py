@@ -132,7 +132,7 @@ class AgentService:
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()
-        operator = _operator(stream)
+        operator = _sender(stream)
         try:
             request = read_by_schema(data or b"", CLEAR_REQUEST, "the request")
         except ValueError as error:
@@ -194,7 +194,7 @@ class AgentService:
             return self._encoded
 
 
-def _operator(stream: grpclib.server.Stream[Any, Any]) -> Operator:
+def _sender(stream: grpclib.server.Stream[Any, Any]) -> Operator:
     """Return the process that sent a request to clear faults.
 
     Raises GRPCError unless the process runs as root or as the agent.

@@ -217,7 +217,7 @@ class PluginSockets:
         finally:
             await self._files.finish(self._close)
 
-    # --- in the thread ---------------------------------------------------------------------------------
+    # --- file thread only -------------------------------------------------------------------------------
 
     def _make_directory(self) -> None:
         make_socket_directory(self._paths.plugin_dir, flag="--plugin-dir")
@@ -251,7 +251,7 @@ class _ServedSocket:
             await self._files.call(removed.close)
         return True
 
-    # --- in the thread ---------------------------------------------------------------------------------
+    # --- file thread only -------------------------------------------------------------------------------
 
     def remove(self) -> None:
         """Remove the socket's file. Open connections stay open."""

@@ -364,8 +364,8 @@ class DraPluginService:
         betterproto does not know the field of the error class, which is appended to the encoded answer.
         """
         verdicts = {ref: outcome for ref, outcome in outcomes.items() if isinstance(outcome, PrepareVerdict)}
-        answers = {ref: _encode_devices(module, one) for ref, one in outcomes.items()
-                   if not isinstance(one, PrepareVerdict)}  # fmt: skip
+        answers = {ref: _encode_devices(module, found) for ref, found in outcomes.items()
+                   if not isinstance(found, PrepareVerdict)}  # fmt: skip
         while sum(map(len, answers.values())) > ANSWER_LIMIT:
             largest = max(answers, key=lambda ref: len(answers[ref]))
             size = len(answers.pop(largest))

@@ -152,7 +152,7 @@ class DriverLinkService:
         """
         try:
             answer = await pool.call(
-                partial(self._guarded, function), run_even_if_abandoned=run_even_if_abandoned
+                partial(self._call_guarded, function), run_even_if_abandoned=run_even_if_abandoned
             )
         except PoolFull as error:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from None
@@ -185,7 +185,7 @@ class DriverLinkService:
                     raise _grpc_error(Status.FAILED_PRECONDITION, error) from None
             return self._handler
 
-    def _guarded(self, function: Callable[[], T]) -> T | GRPCError:
+    def _call_guarded(self, function: Callable[[], T]) -> T | GRPCError:
         """Return the result of `function`; if it raises an exception, return the GRPCError for the driver."""
         try:
             return function()

@@ -219,7 +219,7 @@ class UnsentMessages:
         now_s = asyncio.get_running_loop().time()
         self._waiting[stream] = messages, now_s
         while (used := self._used_bytes(self._waiting)) > self._limit_bytes and len(self._waiting) > 1:
-            slowest = longest_wait_of_largest_peer(self._waiting, lambda one: one.uid, self._used_bytes)
+            slowest = longest_wait_of_largest_peer(self._waiting, lambda stream: stream.uid, self._used_bytes)
             _, since_s = self._waiting.pop(slowest)
             text = (
                 f"the client has not read for {now_s - since_s:.1f} s, and data that wait for clients take "

@@ -122,8 +122,7 @@ class _ServerProtocol(HardenedProtocol):
         self.send_goaway()
 
     def charge_reset(self) -> None:
-        """Charge a request that the server resets to the client's budget; close the connection if it is used
-        up."""
+        """Charge a request that the server resets to the client's budget; close the connection at its end."""
         try:
             self._budget.charge()
         except TooManyControlFrames as error:
@@ -343,7 +342,7 @@ class HardenedServer(server.Server):
         largest, most = largest_peers(served, lambda connection: connection.uid)
         idle = [connection for connection in largest if connection is not new and connection.requests.is_idle]
         if idle:
-            return min(idle, key=lambda one: one.requests.idle_since_s)
+            return min(idle, key=lambda other: other.requests.idle_since_s)
         if most > sum(connection.uid == new.uid for connection in served) + 1:
             return largest[-1]
         return new

@@ -97,7 +97,7 @@ class EmbeddedHealthService:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if self._reason and not (current and current.cancelling()):
-                raise self._unavailable() from None
+                raise self._unavailable_error() from None
             end_without_log(stream)
             raise
         finally:
@@ -114,7 +114,7 @@ class EmbeddedHealthService:
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._reason:
-                raise self._unavailable()
+                raise self._unavailable_error()
             if self._loop is None:
                 self._loop = loop
                 self._publisher_task = loop.create_task(self._publisher.run())
@@ -134,5 +134,5 @@ class EmbeddedHealthService:
             stream.cancel()
         self.on_end(self)
 
-    def _unavailable(self) -> GRPCError:
+    def _unavailable_error(self) -> GRPCError:
         return GRPCError(Status.UNAVAILABLE, self._reason)

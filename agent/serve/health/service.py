@@ -128,7 +128,7 @@ class HealthFeed:
             devices = [device for device, number in numbered if number > since_number]
             if not is_recent:
                 devices = [
-                    one for one in devices if one.health is not Health.HEALTHY or age_s < _lease_s(one) / 2
+                    dev for dev in devices if dev.health is not Health.HEALTHY or age_s < _lease_s(dev) / 2
                 ]
             messages = tuple(self._encode(devices, extra_lease_s)) if devices else ()
             if is_recent:
@@ -226,7 +226,7 @@ class HealthPublisher:
                 self._publish(version, report)
                 for subscribers in self._subscribers.values():
                     subscribers.send_to_waiting()
-                leases = [lease for one in self._subscribers.values() if (lease := one.unknown_lease_s)]
+                leases = [lease for stream in self._subscribers.values() if (lease := stream.unknown_lease_s)]
                 try:
                     async with asyncio.timeout(min(leases) / 2 if leases else None):
                         version, report = await self._latest.wait_newer(version)
@@ -343,7 +343,7 @@ class HealthSubscribers:
             number = self._feed.number
             if len(self._lent.table) == len(self._waiting) and not self._lent.table.count_behind(number):
                 return
-        self._send_to([one for one in self._waiting if not one.is_lent or one.is_behind(number)])
+        self._send_to([stream for stream in self._waiting if not stream.is_lent or stream.is_behind(number)])
 
     def _send_to(self, subscribers: "Sequence[HealthSubscriber]") -> None:
         for subscriber in subscribers:
@@ -360,7 +360,7 @@ class HealthSubscribers:
         Devices that were read again or are Unknown count as changed.
         """
         while True:
-            pending = self._pending(subscriber)
+            pending = self._pending_lists(subscriber)
             if pending.messages is None:
                 await self._wait_pending(subscriber)
                 continue
@@ -383,7 +383,7 @@ class HealthSubscribers:
         with self._lock:
             return (subscriber.number, subscriber.resend_count) == (self._feed.number, self._resend_count)
 
-    def _pending(self, subscriber: "HealthSubscriber") -> "PendingLists":
+    def _pending_lists(self, subscriber: "HealthSubscriber") -> "PendingLists":
         """Return the lists that a stream must send now."""
         with self._lock:
             number, resend_count = self._feed.number, self._resend_count
@@ -417,7 +417,7 @@ class HealthSubscribers:
 
         Returns True if no device of the last report remains to be sent.
         """
-        pending = self._pending(subscriber)
+        pending = self._pending_lists(subscriber)
         messages = pending.messages
         if messages is None:
             return True

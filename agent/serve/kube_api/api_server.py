@@ -230,7 +230,7 @@ class ApiServer:
                 refused = answer.read(ANSWER_BYTES) if answer.status != 200 else None
             except (OSError, _protocol_error()) as error:
                 connection.close()
-                raise self._unreachable(error) from error
+                raise self._unreachable_error(error) from error
             if refused is not None:
                 connection.close()
                 raise _refusal("GET", path, answer, refused)
@@ -262,7 +262,7 @@ class ApiServer:
                 connection.close()
                 raise
         except (OSError, ValueError, _protocol_error()) as error:  # ValueError: a certificate in a bad file
-            raise self._unreachable(error) from error
+            raise self._unreachable_error(error) from error
         return connection
 
     def _receive(self, connection: "HTTPConnection", method: str, path: str) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class ApiServer:
             answer = connection.getresponse()
             data = answer.read(ANSWER_BYTES + 1)
         except (OSError, _protocol_error()) as error:
-            raise self._unreachable(error) from error
+            raise self._unreachable_error(error) from error
         if len(data) > ANSWER_BYTES:
             raise ApiUnreachableError(
                 f"API server {self.url}: answer to {path} is more than {ANSWER_BYTES} bytes"
@@ -313,7 +313,7 @@ class ApiServer:
                 self._tls, self._tls_files = _make_context(access), files
             return self._tls
 
-    def _unreachable(self, error: Exception) -> ApiUnreachableError:
+    def _unreachable_error(self, error: Exception) -> ApiUnreachableError:
         reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
         file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         return ApiUnreachableError(f"API server {self.url}: {file}{reason or type(error).__name__}")

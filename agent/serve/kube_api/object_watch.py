@@ -224,8 +224,7 @@ def retry_after_s(error: Exception) -> float:
 
 
 def is_stored(obj: object) -> bool:
-    """Return whether an answer's value is an object that an API server has stored: it has a name and a
-    version."""
+    """Return whether a value is an object that an API server has stored: it has a name and a version."""
     metadata = obj.get("metadata") if isinstance(obj, dict) else None
     return isinstance(metadata, dict) and all(
         isinstance(metadata.get(key), str) for key in ("name", "resourceVersion")

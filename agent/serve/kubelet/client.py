@@ -40,8 +40,7 @@ from agent.serve.sockets import connection_failure_reason
 CALL_S: Final = 10.0
 """Timeout of a call on a kubelet's socket [s]."""
 RATE_PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8)
-"""Pauses before each further attempt after the kubelet refused a call [s]: it accepts 100 calls a second from
-all its clients."""
+"""Pauses before further attempts after the kubelet refused a call [s]: it accepts 100 calls a second."""
 
 
 class KubeletCallFailed(Exception):

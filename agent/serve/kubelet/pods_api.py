@@ -198,7 +198,7 @@ async def list_pods(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[
             pods.append(decode_pod(data))
         except ValueError as error:
             invalid.append(f"pod {number}: {error}")
-    return SourceAnswer(Provenance(Origin.PODS_API, clock()), tuple(pods), invalid=_limited(invalid))
+    return SourceAnswer(Provenance(Origin.PODS_API, clock()), tuple(pods), invalid=_limit_texts(invalid))
 
 
 class PodsWatcher:
@@ -296,7 +296,9 @@ class PodsWatcher:
         phases = _phases(self._pods)
         self._pods = dict(table)
         self._provenance = Provenance(Origin.PODS_API, self._clock())
-        self._latest.publish(SourceAnswer(self._provenance, tuple(table.values()), invalid=_limited(invalid)))
+        self._latest.publish(
+            SourceAnswer(self._provenance, tuple(table.values()), invalid=_limit_texts(invalid))
+        )
         self.is_current = self._synced
         if _phases(self._pods) != phases:
             self._changed()
@@ -349,7 +351,7 @@ def _uid(pod: JsonObject) -> str:
     return str(uid)
 
 
-def _limited(invalid: Iterable[str]) -> tuple[str, ...]:
+def _limit_texts(invalid: Iterable[str]) -> tuple[str, ...]:
     errors = tuple(invalid)
     if len(errors) <= INVALID_MAX:
         return errors

@@ -41,7 +41,7 @@ class LatestValue(Generic[T]):
             yield
         finally:
             with self._lock:
-                self._observers = tuple(one for one in self._observers if one != observer)
+                self._observers = tuple(known for known in self._observers if known != observer)
 
     def publish(self, value: T) -> int:
         """Replace the value, wake waiting tasks and return the value's version. Thread-safe. Never blocks."""

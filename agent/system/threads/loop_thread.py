@@ -116,7 +116,7 @@ class AsyncioThread(LoopThread):
         """
         with self._lock:
             if self._stopping:
-                raise self._stopped()
+                raise self._stopped_error()
             self._start_thread()
         self._ready.result(timeout_s)
 
@@ -144,7 +144,7 @@ class AsyncioThread(LoopThread):
         error: BaseException | None = None
         try:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                runner.run(self._supervised())
+                runner.run(self._supervise())
         except asyncio.CancelledError:
             pass
         except BaseException as raised:  # whatever main raises goes to start, stop or on_failure
@@ -152,7 +152,7 @@ class AsyncioThread(LoopThread):
         if self._stopping:
             self._failure = error
             if not self._ready.done():
-                self._ready.set_exception(self._stopped())
+                self._ready.set_exception(self._stopped_error())
             return
         error = error or RuntimeError(
             f"thread {self._thread.name}: its coroutine ended before stop() was called"
@@ -162,7 +162,7 @@ class AsyncioThread(LoopThread):
         else:
             self._ready.set_exception(error)
 
-    async def _supervised(self) -> None:
+    async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._handle_exception)
         with self._lock:
@@ -185,7 +185,7 @@ class AsyncioThread(LoopThread):
                 count,
             )
 
-    def _stopped(self) -> RuntimeError:
+    def _stopped_error(self) -> RuntimeError:
         return RuntimeError(f"thread {self._thread.name}: stopped before its event loop was ready")
 
     def _set_ready(self) -> None:
@@ -231,7 +231,7 @@ class TrioThread(LoopThread):
 
     def _run(self) -> None:
         try:
-            trio.run(self._supervised, self._open_tasks())
+            trio.run(self._supervise, self._open_tasks())
         except BaseException as raised:  # whatever a task raises goes to on_failure
             error = unwrap_error(raised)
             if self._stopping:
@@ -241,7 +241,7 @@ class TrioThread(LoopThread):
             else:
                 self._on_failure(error)
 
-    async def _supervised(self, tasks: Sequence[TrioTask]) -> None:
+    async def _supervise(self, tasks: Sequence[TrioTask]) -> None:
         token, stop = trio.lowlevel.current_trio_token(), trio.Event()
 
         def stop_from_thread() -> None:

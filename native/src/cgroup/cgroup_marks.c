@@ -9,7 +9,7 @@ uint64_t dh_cg_watched(const struct dh_cgroups *c, uint32_t slot)
     return p->watched | (p->parent ? c->group[p->parent - 1].watched & ~c->local : 0);
 }
 
-/* Whether no page of a size can be in use: the machine has none, and may create none. */
+/* Return whether no page of a size can be in use: the machine has none, and may create none. */
 static bool is_idle(const struct dh_sampler *s, uint64_t size_kib)
 {
     const uint64_t both = DH_FIELD_BIT(DH_POOL_NR) | DH_FIELD_BIT(DH_POOL_OVERCOMMIT);

@@ -100,7 +100,7 @@ struct dh_cg_group {
                             exist: every read so far failed for lack of descriptors or memory */
     uint64_t pending;    /* notified, not yet read */
     uint64_t active;     /* files that changed, or could not be read, since the last whole sweep */
-    uint64_t was_active; /* the same for the sweep period before */
+    uint64_t was_active; /* `active` of the sweep period before */
     uint64_t held;       /* files with an open descriptor */
     uint64_t key;        /* hash of the path, in dh_cgroups.by_path */
     uint64_t born_ns;
@@ -157,7 +157,7 @@ struct dh_cgroups {
     bool has_new;             /* a group may not be settled */
     bool rescan;              /* the next pass lists and reads everything */
     uint32_t reread;          /* slots below this one are still to be read in full */
-    bool relist;              /* there may be room for groups that had none */
+    bool relist;              /* list again: groups without a record may get one */
     struct dh_map by_path, by_wd;
 };
 

@@ -543,13 +543,13 @@ static const char *dir_path(const struct dh_cg_dir *d)
     return *d->path ? d->path : ".";
 }
 
-/* Whether a directory that was missing still is: cheaper than a watch, whose path begins in /proc. */
+/* Return whether a missing directory is still missing: cheaper than a watch, whose path begins in /proc. */
 static bool is_still_missing(const struct dh_cgroups *c, const struct dh_cg_dir *d)
 {
     return d->wd < 0 && !d->unwatched && dh_cg_missing(c, d->hier, dir_path(d));
 }
 
-/* Watch a directory. Return: true if it has another watch than before, or none. */
+/* Watch a directory. Return: true if its watch changed, or it has none. */
 static bool dir_watch(struct dh_sampler *s, uint32_t index)
 {
     struct dh_cg_dir *d = &s->cgroups->dir[index];

@@ -314,7 +314,7 @@ int64_t dh_cgroups_lower_bound(struct dh_sampler *s, bool opens)
     return all_sweep(s, opens ? POD_BARE_OPENS : POD_BARE, &groups);
 }
 
-/* Whether no watch reports that a pod or one of its containers is created or removed. */
+/* Return whether no watch reports that a pod or one of its containers is created or removed. */
 static bool is_unwatched(const struct dh_cgroups *c, uint32_t pod)
 {
     return c->dirs_unwatched || c->group[pod].unwatched >> DH_CG_FILES;
@@ -359,7 +359,7 @@ static void sweep_slice(struct dh_sampler *s)
     }
 }
 
-/* Whether work that began at @begun_ns has used its half of the period. */
+/* Return whether work that began at @begun_ns has used its half of the period. */
 static bool is_share_used(const struct dh_sampler *s, uint64_t begun_ns)
 {
     return dh_now_ns() - begun_ns > s->opt.period_ns / 2;

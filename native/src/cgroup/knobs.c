@@ -240,7 +240,7 @@ static void knobs_clear(const struct dh_knob_reader *r, struct dh_knobs *out)
     }
 }
 
-/* Whether the path still leads to the open directory, and not to a new one or none. */
+/* Return whether the path still leads to the open directory, and not to a new one or none. */
 static bool is_same_dir(const struct dh_cg_hier *hier, const char *path, int fd)
 {
     struct stat open, now;

@@ -156,7 +156,7 @@ static void nodes_list(struct dh_sampler *s)
     }
 }
 
-/* Whether to read a set that rarely changes: when nodes are listed, and after a failure. */
+/* Return whether to read a set that rarely changes: when nodes are listed, and after a failure. */
 static bool set_due(const struct dh_sampler *s, const struct dh_cached_file *f, bool list)
 {
     return list || (s->probe_absent && !f->seen) || (f->seen && f->err);

@@ -14,7 +14,7 @@
 
 #include "core/sampler.h"
 
-/* Whether periodic work is due in this pass. */
+/* Return whether periodic work is due in this pass. */
 bool dh_sampler_is_due(const struct dh_sampler *s, uint64_t last_ns, uint64_t every_ns)
 {
     return dh_is_due(s->now_ns, last_ns, every_ns, s->opt.period_ns);

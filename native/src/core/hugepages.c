@@ -129,13 +129,13 @@ static bool member_read(struct dh_sampler *s, struct dh_pool *pool, struct dh_ca
     return dh_store_reading(s, &pool->valid, &pool->seen, m->field, slot, f->err, value);
 }
 
-/* Whether a pool is read in every pass: a node's pool, or the machine's if it has no nodes. */
+/* Return whether a pool is read in every pass: a node's pool, or the machine's if it has no nodes. */
 static bool is_read_each_pass(const struct dh_sampler *s, uint32_t i)
 {
     return s->work->pool[i].node != DH_MACHINE || !s->pools_of_nodes;
 }
 
-/* Whether a member is known to be 0 without a read: its pool has no pages. */
+/* Return whether a member is known to be 0 without a read: its pool has no pages. */
 static bool is_known(const struct dh_pool *pool, const struct pool_member *m)
 {
     const uint64_t both = DH_FIELD_BIT(DH_POOL_NR) | DH_FIELD_BIT(m->field);

@@ -162,7 +162,7 @@ static const size_t counter_offset[DH_FIELD_NUM] = {
     [DH_GROUP_HT_RSVD_FAILED] = offsetof(struct dh_hugetlb, rsvd_failed),
 };
 
-/* Whether a field is a number that can grow. Offset 0 marks other fields: no record begins with a counter. */
+/* Return whether a field is a number that can grow. Offset 0 marks other fields: no record begins with one. */
 bool dh_field_rises(uint32_t field)
 {
     return field < DH_FIELD_NUM && counter_offset[field];

@@ -383,7 +383,7 @@ int dh_text_hugetlb(uint64_t kib, char *out, size_t cap)
     return len;
 }
 
-/* Whether the part of a slice's name before the pod is the kubelet's: "kubelet-kubepods-". */
+/* Return whether the part of a slice's name before the pod is the kubelet's: "kubelet-kubepods-". */
 static bool is_qos_slice(struct span slice)
 {
     static const char *const qos[] = {"kubepods-", "kubepods-burstable-", "kubepods-besteffort-"};
@@ -424,7 +424,7 @@ int dh_text_pod(const char *name, size_t n, char uid[DH_UID_LEN])
     return 0;
 }
 
-/* Whether the name consists of a prefix, a dash and 64 hex digits. */
+/* Return whether the name consists of a prefix, a dash and 64 hex digits. */
 static bool ends_in_hex_id(struct span name)
 {
     if (name.n < ID_HEX + 2 || name.s[name.n - ID_HEX - 1] != '-')

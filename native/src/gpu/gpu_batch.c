@@ -82,7 +82,7 @@ static uint64_t digest_of(const nvmlFieldValue_t *results, int n)
     return digest;
 }
 
-/* Whether the driver answered as before: equal bytes need no decoding. */
+/* Return whether the driver answered as before: equal bytes need no decoding. */
 static bool is_unchanged(const struct dh_field_result *last_result, const nvmlFieldValue_t *results, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)

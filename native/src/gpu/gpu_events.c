@@ -119,7 +119,7 @@ static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
     }
     dh_events_flush(w, code && code != NVML_ERROR_TIMEOUT);
     if (code == NVML_ERROR_TIMEOUT && now_ns - begun_ns < wait_ns / 2)
-        dh_gpus_sleep_until(w, begun_ns + wait_ns); /* a wait that ends early neither */
+        dh_gpus_sleep_until(w, begun_ns + wait_ns); /* no busy loop after an early end */
     return code == NVML_ERROR_TIMEOUT ? NVML_SUCCESS : code;
 }
 

@@ -78,7 +78,7 @@ static void count_load(struct dh_gpu_watch *w)
     w->version_changed = false;
 }
 
-/* Whether a code means, for all GPUs, that the driver is unloaded or does not match the library. */
+/* Return whether a code means, for all GPUs, that the driver is unloaded or does not match the library. */
 static bool is_void(nvmlReturn_t code)
 {
     return code == NVML_ERROR_UNINITIALIZED || code == NVML_ERROR_DRIVER_NOT_LOADED ||

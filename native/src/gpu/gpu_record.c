@@ -8,7 +8,7 @@
 
 #define RETRY_PASSES 30 /* slow passes until an unsupported field is read again */
 
-/* Whether the GPU or this driver lacks the field. */
+/* Return whether the GPU or this driver lacks the field. */
 bool dh_gpu_is_unsupported(int code)
 {
     return code == NVML_ERROR_NOT_SUPPORTED || code == NVML_ERROR_FUNCTION_NOT_FOUND ||
@@ -16,7 +16,7 @@ bool dh_gpu_is_unsupported(int code)
            code == NVML_ERROR_VGPU_ECC_NOT_SUPPORTED || code == NVML_ERROR_DEPRECATED;
 }
 
-/* Whether a code means that the GPU or the driver fails, so that further calls would fail as well. */
+/* Return whether a code means that the GPU or the driver fails, so that further calls would fail as well. */
 bool dh_gpu_is_unreachable(nvmlReturn_t code)
 {
     return code == NVML_ERROR_GPU_IS_LOST || code == NVML_ERROR_UNINITIALIZED ||
@@ -36,7 +36,7 @@ nvmlReturn_t dh_gpu_note_status(struct dh_gpu_slot *s, nvmlReturn_t code)
     return code;
 }
 
-/* Whether a change of the field's value will be announced. */
+/* Return whether a change of the field's value will be announced. */
 static bool is_awaited(const struct dh_gpu_slot *s, enum dh_gpu_field field)
 {
     return (dh_gpu_rows[field].announced_by & s->awaited) && dh_gpu_is_valid(&s->work, field);
@@ -105,14 +105,14 @@ void dh_gpu_invalidate(struct dh_gpu_slot *s)
     s->unchanged = false;
 }
 
-/* Whether a value changed that rules evaluate whatever the table of wakes contains. */
+/* Return whether a value changed that rules evaluate with any table of wakes. */
 static bool status_changed(const struct dh_gpu *before, const struct dh_gpu *now)
 {
     return before->state != now->state || before->status != now->status || before->handles != now->handles ||
            before->overdue != now->overdue;
 }
 
-/* The same for the part of the record that is compared as a whole. */
+/* Return whether the part of the record changed that is compared as a whole. */
 static bool identity_changed(const struct dh_gpu *before, const struct dh_gpu *now)
 {
     return before->links != now->links || before->mig_generation != now->mig_generation ||
@@ -125,7 +125,7 @@ static bool is_same(const struct dh_gpu *before, const struct dh_gpu *now, uint3
            dh_gpu_is_valid(before, field) == dh_gpu_is_valid(now, field);
 }
 
-/* Whether a wake matches the changes. All wakes are evaluated: each keeps its own base. */
+/* Return whether a wake matches the changes. All wakes are evaluated: each keeps its own base. */
 static bool is_wake_due(struct dh_gpu_slot *s)
 {
     const struct dh_gpu *before = &s->pub, *now = &s->work;

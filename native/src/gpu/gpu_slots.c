@@ -2,7 +2,7 @@
  * gpu_slots.c - creates the records of GPUs; part of the opener's work.
  *
  * The first records are created without a call to any GPU: each thread identifies its own GPU, so that a GPU
- * that hangs does not hide the others. A GPU that appears later is recognised by a UUID that no record has.
+ * that hangs does not hide the others. A GPU that appears later is recognized by a UUID that no record has.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -76,7 +76,7 @@ static void slots_create_first(struct dh_gpu_watch *w)
         slots_full(w);
 }
 
-/* Whether a record belongs to this GPU, or to an unidentified one that may be it. */
+/* Return whether a record belongs to this GPU, or to an unidentified one that may be it. */
 static bool is_known(struct dh_gpu_watch *w, uint32_t nvml_index, const char *uuid)
 {
     bool last_result = false;

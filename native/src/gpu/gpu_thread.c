@@ -103,7 +103,7 @@ static bool has_handle(struct dh_gpu_slot *s)
     return true;
 }
 
-/* Whether a GPU that did not answer in the last pass answers now. */
+/* Return whether a GPU that did not answer in the last pass answers now. */
 static bool is_back(struct dh_gpu_slot *s)
 {
     nvmlDevice_t dev = NULL;

@@ -186,7 +186,7 @@ void dh_nvml_session_close(struct dh_gpu_watch *w, int32_t err, bool absent)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Whether no thread in the session entered before the library was last opened. */
+/* Return whether no thread in the session entered before the library was last opened. */
 bool dh_nvml_session_is_current(struct dh_gpu_watch *w)
 {
     bool clean = true;

@@ -105,7 +105,7 @@ struct block_scan {
     bool states;      /* read the states, rather than only list the blocks */
     uint64_t listed;
     uint64_t names;   /* a sum of hashed names, independent of the listing's order */
-    uint64_t blocks;  /* blocks whose state was read, as the next two */
+    uint64_t blocks;  /* blocks whose state was read; offline and moving count among these */
     uint64_t offline;
     uint64_t moving;  /* "going-offline": counted as neither online nor offline */
     int err;

@@ -77,7 +77,7 @@ void dh_machine_full(struct dh_machine *m, enum dh_machine_source source, enum d
     m->full |= 1u << source;
 }
 
-/* Whether slow_ns has passed since the reader was last woken for a field. */
+/* Return whether slow_ns has passed since the reader was last woken for a field. */
 static bool may_notify(const struct dh_machine *m, uint32_t field)
 {
     return !m->notified_ns[field] || m->now_ns - m->notified_ns[field] >= m->opt.slow_ns;

@@ -318,9 +318,11 @@ def build_checkpoint(
     cleared: tuple[ClearedFault, ...] = (),
     module: DriverModule = NO_MODULE,
 ) -> PersistentState:
-    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``. A
-    latched fault is reported once, such as an XID, and kept until it is resolved. ``cleared`` has the records
-    of faults that operators cleared."""
+    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``.
+
+    A latched fault is reported once, such as an XID, and kept until it is resolved. ``cleared`` has the
+    records of faults that operators cleared.
+    """
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():
@@ -512,8 +514,7 @@ def _restored_fault(
 
 
 def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
-    """Return the repair of a restored GPU fault, by its finding code, its cure (what ends it) and its
-    severity."""
+    """Return the repair of a restored GPU fault, by its code, its cure (what ends it) and its severity."""
     if saved.cure is Cure.REPLACE:
         return Repair.REPLACE_HARDWARE
     return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))

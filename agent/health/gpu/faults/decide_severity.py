@@ -155,9 +155,12 @@ def gpu_findings(
     gpus: GpuRuleState,
     number: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of latched faults for a GPU, by finding code. Three kinds of faults are included:
-    faults of the GPU, faults that all GPUs share, and faults of the GPU's MIG instances, which get the
-    severity INFO. Faults of a MIG instance that no longer exists count as faults of the GPU."""
+    """Return the findings of latched faults for a GPU, by finding code.
+
+    Three kinds of faults are included: faults of the GPU, faults that all GPUs share, and faults of the GPU's
+    MIG instances, which get the severity INFO. Faults of a MIG instance that no longer exists count as faults
+    of the GPU.
+    """
     sample = gpus.samples.get(number)
     migs = next((gpu.migs for gpu in gpus.registry if gpu.number == number), ())
     linked = sample is None or sample.links > 0

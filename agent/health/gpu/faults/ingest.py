@@ -207,8 +207,7 @@ def _time_of_line(line_us: int, earliest_ns: int, now: Instant) -> Instant:
 
 
 def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
-    """Return the identity of the fault that a parsed kernel log line reports; None: no fault, or an unknown
-    GPU."""
+    """Return the identity of the fault that a kernel log line reports; None: no fault, or an unknown GPU."""
     match fact:
         case SxidLine():
             return FaultKey(SHARED, f"{SXID_PREFIX}{fact.ended or fact.code}")

@@ -425,9 +425,11 @@ _SOFTWARE_REPAIRS: Final = (Repair.RESET_DEVICE, Repair.RELOAD_DRIVER, Repair.RE
 def _advice_and_repair(
     row: XidRow, result: XidConditionResult, requested: RecoveryAction | None
 ) -> tuple[str, Repair]:
-    """Return the advice on an XID and the repair of the XID. If the repair is a reset, a reload of the driver
-    or a reboot, a recovery action that the driver requests replaces it. Other repairs, such as a replacement
-    of the hardware, stay."""
+    """Return the advice on an XID and the repair of the XID.
+
+    If the repair is a reset, a reload of the driver or a reboot, a recovery action that the driver requests
+    replaces it. Other repairs, such as a replacement of the hardware, stay.
+    """
     advice = row.advice if result.advice is None else result.advice
     if result.repair is not None:
         return advice, result.repair

@@ -184,9 +184,11 @@ class XidRow(NamedTuple):
 
     @property
     def repair(self) -> Repair:
-        """Repair that the advice on the XID describes. If the advice is to follow the driver's recovery
-        action, the repair is the mildest that NVIDIA's catalog calls enough. It is used for GPUs whose driver
-        reports no action."""
+        """Repair that the advice on the XID describes.
+
+        If the advice is to follow the driver's recovery action, the repair is the mildest that NVIDIA's
+        catalog calls enough. It is used for GPUs whose driver reports no action.
+        """
         if self.advice is not XidAdvice.FOLLOW_ACTION:
             return self.advice.repair
         answers = (

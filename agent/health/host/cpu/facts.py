@@ -88,26 +88,26 @@ def next_cpu_facts(before: CpuFacts, samples: tuple[PerCpuSample, ...]) -> CpuFa
         ),
         cap_lost={
             cpu: why
-            for cpu, why in _unreadable({sample.cpu: sample.cap_khz for sample in samples}).items()
+            for cpu, why in _unreadable_values({sample.cpu: sample.cap_khz for sample in samples}).items()
             if why.errno not in NO_CPUFREQ_ERRNOS
         },
         core_siblings_known=_cpu_set(core_of),
         core_siblings={cpu: by_core[core] for cpu, core in core_of.items() if by_core[core] != 1 << cpu},
-        core_siblings_lost=_unreadable({sample.cpu: sample.core for sample in samples}),
+        core_siblings_lost=_unreadable_values({sample.cpu: sample.core for sample in samples}),
         machine_checked=before.machine_checked
-        | (0 if has_broadcast_check(samples) else _cpu_set(_checked(samples))),
+        | (0 if has_broadcast_check(samples) else _cpu_set(_cpus_with_checks(samples))),
         machine_check_readers=_machine_check_counts([sample.machine_checks for sample in samples]),
     )
 
 
-def _checked(samples: tuple[PerCpuSample, ...]) -> set[int]:
+def _cpus_with_checks(samples: tuple[PerCpuSample, ...]) -> set[int]:
     return {cpu.cpu for cpu in samples if isinstance(cpu.machine_checks, int) and cpu.machine_checks}
 
 
 def has_broadcast_check(samples: tuple[PerCpuSample, ...]) -> bool:
     """Return whether all CPUs counted a machine check: x86 without LMCE interrupts all CPUs for the error of
     one part, so that the counts do not name it. Up to half of them (SMT) were set online after that."""
-    checked = len(_checked(samples))
+    checked = len(_cpus_with_checks(samples))
     if checked < 2:
         return False
     unchecked = sum(cpu.machine_checks == 0 for cpu in samples)
@@ -121,7 +121,7 @@ def _cpu_set(cpus: Mapping[int, int] | set[int]) -> CpuSet:
     return found
 
 
-def _unreadable(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
+def _unreadable_values(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
     return {
         cpu: reading
         for cpu, reading in readings.items()

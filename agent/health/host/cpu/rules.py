@@ -101,8 +101,7 @@ def _ghz(khz: int) -> str:
 _cpu_rule = partial(
     Rule, severity=Severity.DEGRADED, blame=Blame.CONFIGURATION, source="cpus", repair=Repair.NONE
 )
-"""Constructor of a ``Rule`` for CPUs; defaults: severity ``degraded``, blame on the configuration, no repair.
-"""
+"""Constructor of a ``Rule`` for CPUs; defaults: ``degraded``, blame on the configuration, no repair."""
 SPEED_RULES: Final = (
     _cpu_rule(
         code="cpu.throttled.core",

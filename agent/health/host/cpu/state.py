@@ -304,8 +304,7 @@ def numa_cpu_baselines(state: CpuRuleState) -> Iterator[NumaCpusBaseline]:
 
 
 def frequency_baselines(state: CpuRuleState) -> Iterator[FrequencyBaseline]:
-    """Yield each maximum frequency that CPUs had at the agent's start, to be stored for a restart of the
-    agent."""
+    """Yield the maximum frequencies of CPUs at the agent's start, to be stored for its restart."""
     cpus_of: dict[int, CpuSet] = {}
     for cpu, khz in state.cpu_facts.start_khz.items():
         cpus_of[khz] = cpus_of.get(khz, 0) | 1 << cpu

@@ -51,9 +51,11 @@ def pressure_read_ns(machine: MachineSample) -> int:
 
 
 def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
-    """Return the total wait time for a resource [us]. For memory and io, it is the time in which all tasks
-    waited ("full"). For cpu, it is the time in which at least one task waited ("some"), because the kernel
-    has no "full" for the whole machine."""
+    """Return the total wait time for a resource [us].
+
+    For memory and io, it is the time in which all tasks waited ("full"). For cpu, it is the time in which at
+    least one task waited ("some"), because the kernel has no "full" for the whole machine.
+    """
     totals = {"cpu": pressure.cpu_some, "memory": pressure.memory_full, "io": pressure.io_full}
     return totals[resource]
 
@@ -203,20 +205,20 @@ def next_machine_state(
         evaluated_ns: CLOCK_MONOTONIC of the last evaluation [ns].
     """
     return MachineRuleState(
-        lost_log_records=_lost(previous.lost_log_records, snapshot.log, now),
+        lost_log_records=_next_lost(previous.lost_log_records, snapshot.log, now),
         wait_totals=next_wait_totals(previous.wait_totals, snapshot.machine, settings.host.pressure_window_s),
-        corrected_pci_errors=_corrected(previous.corrected_pci_errors, log, now, evaluated_ns),
+        corrected_pci_errors=_next_corrected(previous.corrected_pci_errors, log, now, evaluated_ns),
         unnamed=_next_unnamed(previous.unnamed, log, now),
     )
 
 
-def _lost(before: LostLogRecords, log: LogSample | None, now: Instant) -> LostLogRecords:
+def _next_lost(before: LostLogRecords, log: LogSample | None, now: Instant) -> LostLogRecords:
     if log is None or log.lost == before.records:
         return before
     return LostLogRecords(log.lost, now.mono_ns)
 
 
-def _corrected(before: RateWindow, log: KernelLogState, now: Instant, evaluated_ns: int) -> RateWindow:
+def _next_corrected(before: RateWindow, log: KernelLogState, now: Instant, evaluated_ns: int) -> RateWindow:
     """Return the window over the number of kernel-log lines about corrected PCIe errors. The window is empty
     while lines from before the agent's start are still being read."""
     if not log.caught_up_ns:

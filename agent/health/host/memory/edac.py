@@ -134,8 +134,7 @@ class ErrorTotal(NamedTuple):
     raw: int
     """Value of the EDAC driver's counter at the last reading."""
     window: RateWindow
-    """Window over the total: the growth of the counter since its first reading, without the falls at resets.
-    """
+    """Window over the total: growth of the counter since its first reading, without falls at resets."""
 
 
 class EdacState(NamedTuple):

@@ -106,7 +106,7 @@ def next_memory_state(
     """Return the state of the memory rules after a snapshot (the newest readings)."""
     if snapshot.machine is None:
         return previous
-    blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks_online)}
+    blocks = {**_blocks_online(snapshot.machine), **_known_blocks(previous.blocks_online)}
     errors = next_edac_state(previous.errors, log, snapshot, settings.host, now, blocks)
     fact = log.facts.get((KernelLogCode.MEMORY_FAILURE, ""))
     failures, failed_since = (fact.times, fact.since) if fact else (0, None)
@@ -129,7 +129,7 @@ def unchanged_memory_state(previous: MemoryRuleState, snapshot: Snapshot) -> Mem
     return previous if errors is previous.errors else previous._replace(errors=errors)
 
 
-def _known(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
+def _known_blocks(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
     return {node: online for node, online in blocks.items() if isinstance(online, int)}
 
 

@@ -95,8 +95,7 @@ class NicRuleState:
     read_ns: int = 0
     """CLOCK_MONOTONIC of the last reading of the NICs [ns]."""
     restored: Mapping[DeclaredNicDevice, _NicState] = field(default_factory=dict)
-    """States of NICs that the agent before a restart stored, for NICs that no driver has declared again yet.
-    """
+    """States of NICs that the agent before a restart stored, and that no driver has declared again yet."""
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -128,8 +127,7 @@ def next_nic_state(
 
 
 def nic_baselines(state: NicRuleState) -> Iterator[NicBaseline]:
-    """Yield the best values of each NIC since the agent's start (active ports, rates), to be stored for a
-    restart."""
+    """Yield the best values of each NIC since the agent's start (active ports, rates), to be stored."""
     for declared, nic in sorted({**state.restored, **state.states}.items()):
         ports = tuple(
             NicPortBaseline(
@@ -224,13 +222,13 @@ def _next_port_state(
         return before._replace(counters=counters)
     return before._replace(
         was_active=True,
-        rate_mbps=_higher(before.rate_mbps, port.rate_mbps),
-        width=_higher(before.width, port.width),
+        rate_mbps=_higher_reading(before.rate_mbps, port.rate_mbps),
+        width=_higher_reading(before.width, port.width),
         counters=counters,
     )
 
 
-def _higher(before: Reading, now: Reading) -> Reading:
+def _higher_reading(before: Reading, now: Reading) -> Reading:
     if isinstance(before, Missing) or isinstance(now, Missing):
         return before if isinstance(now, Missing) else now
     return max(before, now)

@@ -225,8 +225,7 @@ def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
 
 
 def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
-    """Yield the values that each PCI function had at the agent's start, to be stored for a restart of the
-    agent."""
+    """Yield the values of each PCI function at the agent's start, to be stored for its restart."""
     known = {
         address: PciBaseline(
             address,
