@@ -8,7 +8,6 @@ from typing import Final
 from agent.config.config import Config
 from agent.engine.step import initial_state, step
 from agent.errors import ProbeError
-from agent.model.gpu import NvmlSample
 from agent.model.reading import GPU_LIBRARY, SourceState
 from agent.model.report import Report
 from agent.model.time import NS
@@ -52,7 +51,8 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
         snapshot = node.read()
         if snapshot is None:
             continue
-        if snapshot.gpus is not None and _is_nvml_uncalled(snapshot.gpus):
+        gpus = snapshot.gpus
+        if gpus and gpus.nvml.state is SourceState.STARTING and not gpus.call_ns:  # NVML was not called yet
             deadline = min(time.monotonic(), began_s + NVML_START_LIMIT_S) + LIMIT_S
         state, report = step(state, snapshot, read_clocks())
         is_host_read = not host.is_alive()
@@ -65,11 +65,6 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
         f"scan: this machine was not read twice within {LIMIT_S:g} s, because a read hangs in the kernel; "
         f"no data from: {', '.join(waiting) or 'any source'}"
     )
-
-
-def _is_nvml_uncalled(gpus: NvmlSample) -> bool:
-    """Return whether the process that calls NVML has not made a call yet."""
-    return gpus.nvml.state is SourceState.STARTING and not gpus.call_ns
 
 
 def _awaits_gpu(report: Report) -> bool:

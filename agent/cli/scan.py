@@ -566,7 +566,8 @@ def render_gpus(gpus: Sequence[ReferenceGpu], style: TextStyle) -> str:
     ]
     table = TextTable("FIELD", *map(str, range(len(gpus))), indent=0)
     for field in GpuField:
-        table.add(field, *(_cell(gpu.readings[field]) for gpu in gpus))
+        answers = (gpu.readings[field] for gpu in gpus)
+        table.add(field, *(str(value) if isinstance(value, int) else clean(value.name) for value in answers))
     return "\n".join([*heads, *table.lines(style)]) + "\n"
 
 
@@ -577,10 +578,6 @@ def gpu_documents(gpus: Iterable[ReferenceGpu]) -> list[dict[str, Any]]:
 
 def _value(value: Reading | FieldValue) -> int | str:
     return value if isinstance(value, int) else str(value)
-
-
-def _cell(answer: FieldValue) -> str:
-    return str(answer) if isinstance(answer, int) else clean(answer.name)
 
 
 FIELD: Final = ObjectKeys(

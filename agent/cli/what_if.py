@@ -96,7 +96,7 @@ def main(args: Namespace) -> int:
 
         found = compare_on_cluster(args.scheduler, groups, change, _show_progress)
     else:
-        found = list(_compare_all(groups, change, args.jobs or _cpu_count()))
+        found = list(_compare_all(groups, change, args.jobs or len(os.sched_getaffinity(0))))
     elapsed_s = time.monotonic() - began_s
     for problem in chain(problems, *(comparison.problems for comparison in found)):
         print(f"drahealth: {clean(problem)}", file=sys.stderr)
@@ -116,10 +116,6 @@ def main(args: Namespace) -> int:
         lambda style: _text(found, scores, elapsed_s, style),
     )
     return 0
-
-
-def _cpu_count() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _group_by_path(records: list[str], problems: list[str]) -> list[list[RecordPath]]:

@@ -161,7 +161,7 @@ class TaintRules:
         obsolete = [
             name
             for name, rule in self._existing.items()
-            if name not in wanted and _driver_of(rule) not in kept
+            if name not in wanted and (rule["spec"].get("deviceSelector") or {}).get("driver") not in kept
         ]
         try:
             is_complete = self._apply([*due, *obsolete], wanted)
@@ -334,11 +334,6 @@ def _is_same(found: _RuleObject | None, wanted: _RuleObject) -> bool:
         return False
     owners, (owner,) = found["metadata"].get("ownerReferences") or (), wanted["metadata"]["ownerReferences"]
     return any(ref.get("uid") == owner["uid"] for ref in owners)
-
-
-def _driver_of(rule: _RuleObject) -> object:
-    """Return the driver that a DeviceTaintRule selects; None: its selector names no driver."""
-    return (rule["spec"].get("deviceSelector") or {}).get("driver")
 
 
 def _parse_rule(rule: _RuleObject) -> tuple[DeviceRef, Taint]:

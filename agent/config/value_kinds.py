@@ -53,10 +53,6 @@ class ValueKind(NamedTuple):
     """
 
 
-def _fractional_seconds(value: object) -> float:
-    return parse_duration(value) / S
-
-
 def _show_fractional_seconds(seconds: float) -> str:
     return format_duration(int(seconds * S) // MS * MS)  # not more than the value, which may be a limit
 
@@ -156,7 +152,9 @@ DURATION: Final = ValueKind(parse_duration, format_duration, _DURATION_SCHEMA)
 """Kind of a setting whose value is a duration; its field in Config has nanoseconds."""
 SECONDS: Final = ValueKind(parse_whole_seconds, lambda s: format_duration(s * S), _DURATION_SCHEMA)
 """Kind of a setting whose value is a duration of whole seconds; its field in Config has seconds."""
-FRACTIONAL_SECONDS: Final = ValueKind(_fractional_seconds, _show_fractional_seconds, _DURATION_SCHEMA)
+FRACTIONAL_SECONDS: Final = ValueKind(
+    lambda value: parse_duration(value) / S, _show_fractional_seconds, _DURATION_SCHEMA
+)
 """Kind of a setting whose value is a duration; its field in Config has seconds."""
 SIZE: Final = ValueKind(parse_size, format_size, _SIZE_SCHEMA)
 COUNT: Final = ValueKind(parse_count, int, {"type": "integer"})

@@ -396,7 +396,9 @@ class VerdictChangeLog:
             self.seen, self.now = seen, report.at
             return
         period = self.period
-        is_first = period is None or not 0 <= boot_s - _end_boot_s(period) <= self._silence_s
+        is_first = (
+            period is None or not 0 <= boot_s - period.began_boot_s - period.lasted_s <= self._silence_s
+        )
         self._silence_s = self._next_silence_s
         now = _verdicts(seen)
         changed = list(changed_verdicts(self._last, now)) if is_first or seen != self.seen else []
@@ -477,7 +479,3 @@ class VerdictChangeLog:
 
 def _verdicts(seen: SeenVerdicts) -> dict[DeviceRef, RecordedVerdict]:
     return {ref: entry.verdict for ref, entry in seen.items()}
-
-
-def _end_boot_s(period: ObservedPeriod) -> float:
-    return period.began_boot_s + period.lasted_s

@@ -128,7 +128,7 @@ def decode_readings(data: bytes, before: DecodedReadings | None = None) -> Decod
     If the same readings as in ``before`` are valid, with the same return codes, only changed values are
     decoded.
     """
-    values, masks = data[_VALUES], _masks(data)
+    values, masks = data[_VALUES], data[: _VALUES.start] + data[_VALUES.stop :]
     if before is None or masks != before.masks:
         return DecodedReadings(values, masks, _decode_all_readings(data))
     readings = dict(before.readings)
@@ -143,10 +143,6 @@ def decode_readings(data: bytes, before: DecodedReadings | None = None) -> Decod
         changed >>= 64 * (skipped + 1)
         at += 1
     return DecodedReadings(values, masks, readings)
-
-
-def _masks(data: bytes) -> bytes:
-    return data[: _VALUES.start] + data[_VALUES.stop :]
 
 
 def _decode_all_readings(data: bytes) -> Mapping[GpuField, Reading]:

@@ -215,9 +215,6 @@ class NodeRun:
     def _script_ns(self, mono_ns: int) -> int:
         return mono_ns + self._machine.boot_ns
 
-    def _script_of_wall_ns(self, wall_s: float) -> int:
-        return self._t_ns + round(max(0.0, wall_s - self._now_wall_s) * NS)
-
     @property
     def _now_wall_s(self) -> float:
         return self._machine.now(self._t_ns).wall_s
@@ -229,7 +226,7 @@ class NodeRun:
             due.append(self._script_ns(self._taints.due_ns))
         expiry_s = next_expiry_wall_s(self._ledger.driver_faults, self._now_wall_s)
         if expiry_s is not None:
-            due.append(self._script_of_wall_ns(expiry_s))
+            due.append(self._t_ns + round(max(0.0, expiry_s - self._now_wall_s) * NS))
         return max(min(due), self._t_ns)
 
     def _decide(self) -> None:

@@ -13,6 +13,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -116,10 +117,6 @@ def _text_matching(pattern: re.Pattern[str], kind: str) -> Callable[[object], st
     return read
 
 
-def _parse_device_name(value: object) -> str:
-    return parse_label(value, "gpu-3")
-
-
 def parse_label(value: object, example: str) -> str:
     """Check that a value is a DNS label of at most 63 bytes, and return it.
 
@@ -167,7 +164,7 @@ _NUMA: Final = DeclarationKey("numa", _integer_within(0, NUMA_ID_MAX))
 _UUID_KEY: Final = DeclarationKey("uuid", _text_matching(_UUID, "an NVIDIA UUID, such as GPU-... or MIG-..."))
 _DRIVER: Final = DeclarationKey("driver", _text_matching(_KERNEL_DRIVER, "a kernel driver, such as nvme"))
 
-_NAME: Final = DeclarationKey("name", _parse_device_name, is_required=True)
+_NAME: Final = DeclarationKey("name", partial(parse_label, example="gpu-3"), is_required=True)
 _LEASE: Final = DeclarationKey("lease", _parse_lease_s)
 _POOL: Final = DeclarationKey("pool", _parse_pool)
 

@@ -260,7 +260,7 @@ def insert_verdicts(
 
     A change that the file has already is not inserted twice.
     """
-    db.executemany(_INSERT_PERIOD, map(_row_from_period, periods))
+    db.executemany(_INSERT_PERIOD, ((*period, row_checksum(period)) for period in periods))
     db.executemany(_INSERT_CHANGE, map(_row_from_change, changes))
 
 
@@ -314,10 +314,6 @@ def select_verdicts(db: sqlite3.Connection) -> StoredVerdicts:
         )
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise UnusableFile(f"history file cannot be parsed: {error}") from None
-
-
-def _row_from_period(period: ObservedPeriod) -> tuple[object, ...]:
-    return (*period, row_checksum(period))
 
 
 def _row_from_change(change: VerdictChange) -> tuple[object, ...]:

@@ -121,10 +121,6 @@ def _set_hugepage_limit(tree: CgroupTree, uid: str, container: str) -> Path:
     return group
 
 
-def _hugepage_event_file(tree: CgroupTree, uid: str) -> Path:
-    return tree.path("v2", uid, "") / "hugetlb.2MB.events"
-
-
 def _set_memory_limit(tree: CgroupTree, uid: str, container: str) -> Path:
     if "memory" in tree.hierarchies:
         group = tree.path("memory", uid, container)
@@ -153,7 +149,7 @@ HUGEPAGE_LIMIT: Final = CgroupLimit(
     start=start_hugepage_limit_hitter,
     set_limit=_set_hugepage_limit,
     bound_label=SAME_EVENT,
-    event_file=_hugepage_event_file,
+    event_file=lambda tree, uid: tree.path("v2", uid, "") / "hugetlb.2MB.events",
 )
 MEMORY_LIMIT: Final = CgroupLimit(
     key="detect.oom",

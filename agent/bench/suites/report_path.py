@@ -159,7 +159,8 @@ def run_encode(run_size: RunSize) -> SuiteOutcome:
         else:
             outcome.skipped.append(f"encode: betterproto with {count} devices: skipped by --quick")
         if google:
-            alternatives.append(("google", f"Google's protobuf {_protobuf_version()}", google))
+            version = importlib.import_module("google.protobuf").__version__
+            alternatives.append(("google", f"Google's protobuf {version}", google))
         core = b"".join(encode_health_lists(entries))
         for key, _, encode in alternatives:
             if encode(entries) != core:
@@ -250,10 +251,6 @@ def _google_message_class() -> Any:
     pool.Add(file)
     factory = importlib.import_module("google.protobuf.message_factory")
     return factory.GetMessageClass(pool.FindMessageTypeByName("bench.NodeWatchResourcesResponse"))
-
-
-def _protobuf_version() -> str:
-    return str(importlib.import_module("google.protobuf").__version__)
 
 
 # --- suite publish -----------------------------------------------------------------------------------------
