@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -500,8 +501,10 @@ class Screen:
 
     def read_until(self, text: str) -> str:
         """Return what is shown up to `text`, without colours."""
+        end_s = time.monotonic() + PATIENCE_S
         while text not in self._unread:
-            assert select.select([self._fd], [], [], PATIENCE_S)[0], f"no {text!r}, but {self._unread!r}"
+            remaining_s = max(0.0, end_s - time.monotonic())  # a table that is drawn again never ends
+            assert select.select([self._fd], [], [], remaining_s)[0], f"no {text!r}, but {self._unread!r}"
             data = os.read(self._fd, 65536).decode("utf-8", "replace")
             self._unread += re.sub(r"\x1b\[[0-9;]*m", "", data)
         before, _, self._unread = self._unread.partition(text)
@@ -515,7 +518,9 @@ def run_on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Sc
     environ = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}} | {
         "TERM": "xterm"
     }
-    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environ) as process:
+    # a suite that nohup runs ignores SIGHUP, and so would the process
+    reset = ("env", "--default-signal=HUP", *command)
+    with subprocess.Popen(reset, stdin=terminal, stdout=terminal, stderr=terminal, env=environ) as process:
         os.close(terminal)
         try:
             yield process, Screen(screen)
