@@ -409,7 +409,7 @@ runpy.run_module("agent", run_name="__main__", alter_sys=True)
         "return NodeSource.start",
         "call Daemon._run_core",
         "call open_signal_receiver",
-        "call _unblocked",
+        "call _unblock_signal",
         "call SystemdNotifier.ready",
         "return SystemdNotifier.ready",
         "call ConfigReloader.run",

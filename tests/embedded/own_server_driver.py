@@ -45,12 +45,10 @@ class Plugin(dra_grpc.DRAPluginBase):
         await asyncio.gather(*(self.prepare(claim, response.claims[claim.uid]) for claim in claims))
         await stream.send_message(response)
 
-    async def prepare(self, wire_claim: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
+    async def prepare(self, ref: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
         try:
-            obj = json.loads((ROOT / "claims" / f"{wire_claim.name}.json").read_text())
-            claim = drahealth.parse_claim(
-                obj, NAME, drahealth.ClaimRef(wire_claim.namespace, wire_claim.name, wire_claim.uid)
-            )
+            obj = json.loads((ROOT / "claims" / f"{ref.name}.json").read_text())
+            claim = drahealth.parse_claim(obj, NAME, drahealth.ClaimRef(ref.namespace, ref.name, ref.uid))
             answer.devices.extend(await prepare(claim))
         except drahealth.PrepareError as error:
             answer.error = error.text
