@@ -265,6 +265,24 @@ def test_nvml_opened_again_is_a_reload_only_of_another_module(
     assert (after.generation, after.module) == (1 + is_loaded_again, module.stat().st_ino)
 
 
+def test_nvml_opened_again_while_the_module_is_unreadable_is_no_reload(
+    fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched]
+) -> None:
+    module = tmp_path / "module/nvidia"
+    module.mkdir(parents=True)
+    watched = start(replace(QUICK, library=str(fake.library), sysfs_root=tmp_path))
+    inode = watched.until_read(2).module
+    module.rename(module.with_name("hidden"))
+    module.symlink_to(module)  # ELOOP
+    for handles in (2, 3):
+        fake.send("reload")
+        after = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [handles] * 2)  # noqa: B023
+        assert (after.generation, after.module) == (1, inode)
+        if handles == 2:
+            module.unlink()
+            module.with_name("hidden").rename(module)
+
+
 def test_driver_of_another_version_after_a_process_is_a_reload() -> None:
     wake_fd = os.eventfd(0)
     nvml = NvmlProcess(replace(QUICK, sysfs_root=Path("/nonexistent")), Path("/proc"), wake_fd)

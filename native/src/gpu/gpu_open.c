@@ -54,27 +54,36 @@ static nvmlReturn_t check_library(struct dh_gpu_watch *w)
     return NVML_SUCCESS;
 }
 
-/* Return the inode of the kernel module in sysfs, 0 if there is none. The kernel does not reuse it soon. */
-static uint64_t module_inode(const struct dh_gpu_watch *w)
+/*
+ * Read the inode of the kernel module in sysfs, 0 if there is none. The kernel does not reuse it soon. Return:
+ * whether it could be read.
+ */
+static bool module_read(const struct dh_gpu_watch *w, uint64_t *inode)
 {
     char path[DH_SYSFS_MAX + 16];
     struct stat module;
 
     snprintf(path, sizeof(path), "%s/module/nvidia", w->sysfs);
-    return stat(path, &module) ? 0 : (uint64_t)module.st_ino;
+    *inode = stat(path, &module) ? 0 : (uint64_t)module.st_ino;
+    return *inode || errno == ENOENT || errno == ENOTDIR;
 }
 
 /*
  * Count an initialization of the library as a load of the driver, unless module and version are those of the
- * last one: NVML is also initialized again after a failed call, which resets nothing.
+ * last one: NVML is also initialized again after a failed call, which resets nothing. A module that could not be
+ * read then or now counts as the same one.
  */
 static void count_load(struct dh_gpu_watch *w)
 {
-    uint64_t module = module_inode(w);
+    uint64_t module;
+    bool is_read = module_read(w, &module);
+    bool is_other = is_read && !w->module_unread && (!module || module != w->head.module);
 
-    if (!w->head.generation || !module || module != w->head.module || w->version_changed)
+    if (!w->head.generation || is_other || w->version_changed)
         w->head.generation++;
-    w->head.module = module;
+    if (is_read)
+        w->head.module = module;
+    w->module_unread = !is_read && !w->head.module;
     w->version_changed = false;
 }
 

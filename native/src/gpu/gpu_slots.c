@@ -70,10 +70,10 @@ static void slots_create_first(struct dh_gpu_watch *w)
     while (!err && atomic_load(&w->gpus) < w->head.count && atomic_load(&w->gpus) < DH_GPU_MAX)
         err = slot_start(w, "");
     w->scanned = err ? 0 : w->head.count;
-    if (err)
-        slots_report_error(w, err, strerror(-err));
-    else if (w->head.count > DH_GPU_MAX)
+    if (!err && w->head.count > DH_GPU_MAX)
         slots_full(w);
+    else
+        slots_report_error(w, err, err ? strerror(-err) : ""); /* also the end of an earlier error */
 }
 
 /* Return whether a record belongs to this GPU, or to an unidentified one that may be it. */

@@ -205,6 +205,7 @@ struct dh_gpu_watch {
                                 that thread returns */
     bool check_failed;       /* the last check of the library failed */
     bool version_changed;    /* the driver has another version than at the last initialization */
+    bool module_unread;      /* the kernel module could not be read yet */
     uint64_t reopen_ns;      /* last attempt to open the library */
 
     /* used by the waiter only */
