@@ -1,7 +1,10 @@
 """The process that calls NVML: what ends it does not end the agent, and its GPUs are unreadable meanwhile."""
 
 import contextlib
+import errno
+import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -10,19 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import psutil
 import pytest
 from gpu_samples import gpu_sample, gpu_set
+from own_process import in_own_process
 from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuAttributes, GpuField, NvmlReturnCode, NvmlSample
-from agent.model.reading import Missing, SourceState
+from agent.model.reading import Absence, Missing, SourceState
 from agent.model.time import NS
-from agent.native.gpu_watch import GpuWatchOptions
+from agent.native.gpu_watch import GpuWatchOptions, confine
 from agent.node import nvml_process
 from agent.node.nvml_process import NvmlProcess
 from agent.node.nvml_process_main import (
@@ -535,6 +540,75 @@ def test_process_that_starts_while_the_agent_stops_is_ended(
     thread = start(replace(QUICK, library=str(fake.library))).nvml._thread
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+class UnreadableProcfs:
+    """Mount point of a procfs in which no file can be looked up."""
+
+    def __truediv__(self, name: str) -> "UnreadableProcfs":
+        return self
+
+    def stat(self) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    exists = stat  # as Path.exists() of Python before 3.14
+
+
+def test_driver_whose_files_have_an_error_is_no_absence(
+    fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched]
+) -> None:
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    options = replace(QUICK, library=str(fake.library), sysfs_root=tmp_path)
+    start(options, procfs_root=UnreadableProcfs()).until_read(2)
+
+
+def test_bus_that_could_not_be_read_is_listed_again_without_an_event(
+    tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[Path] = []
+
+    def list_bus(root: Path) -> NvidiaPciDevices | Missing:
+        listed.append(root)
+        return Missing(Absence.UNREADABLE, errno.EMFILE) if len(listed) < 3 else NvidiaPciDevices((), (), 0)
+
+    monkeypatch.setattr(nvml_process, "read_nvidia_devices", list_bus)
+    monkeypatch.setattr(nvml_process, "DRIVER_CHECK_S", 0.01)
+    procfs = CountedProcfs(tmp_path)
+    watched = start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs)
+    watched.until(lambda s: procfs.checks > 5)
+    assert len(listed) == 3
+
+
+def test_start_that_lacks_a_descriptor_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+
+    def copy_once(fd: int, command: int, number: int) -> int:
+        if copies:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        copies.append(fcntl.fcntl(fd, command, number))
+        return copies[0]
+
+    calls = SimpleNamespace(fcntl=copy_once, F_DUPFD_CLOEXEC=fcntl.F_DUPFD_CLOEXEC)
+    monkeypatch.setattr(nvml_process, "fcntl", calls)
+    mine = os.memfd_create("of the test")
+    with pytest.raises(OSError, match="Too many open files"):
+        nvml_process._spawn((mine, mine, mine))
+    with contextlib.suppress(OSError):  # another thread may have the number of the closed copy
+        assert not os.path.sameopenfile(copies[0], mine)
+    os.close(mine)
+
+
+def confine_below(limit: str) -> None:
+    """Part of the test below, in its own process."""
+    resource.setrlimit(resource.RLIMIT_DATA, (int(limit), int(limit)))
+    confine(os.getppid(), nvml_process.MEMORY_MAX)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == (int(limit), int(limit))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert "NoNewPrivs:\t1\n" in Path("/proc/self/status").read_text()
+
+
+def test_process_is_confined_below_a_lower_limit_of_memory() -> None:
+    in_own_process(confine_below, nvml_process.MEMORY_MAX // 2)
 
 
 def test_driver_that_is_loaded_later_starts_the_process(

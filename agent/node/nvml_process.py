@@ -94,9 +94,8 @@ class NvmlProcess:
     """
 
     def __init__(self, options: GpuWatchOptions, procfs_root: Path, wake_fd: int) -> None:
-        GpuWatch(options, wake_fd).stop(
-            0
-        )  # checks the options: an error must be raised here, not in the child
+        # checks the options: an error must be raised here, not in the child
+        GpuWatch(options, wake_fd).stop(0)
         self._options = options
         self._procfs_root = procfs_root
         self._wake_fd = os.dup(wake_fd)
@@ -112,6 +111,7 @@ class NvmlProcess:
         self._ends = 0
         self._ended_ns = time.monotonic_ns()
         self._has_driver = True
+        self._is_bus_unread = False
         self._before: NvmlSample | None = None
         """Last sample of the child process before this one; None: this is the first."""
         self._raw: NvmlSample | None = None
@@ -246,13 +246,8 @@ class NvmlProcess:
             if self._child is None:
                 self._check_driver.set()
                 return
-            try:
+            with contextlib.suppress(OSError):  # the process is busy: the next request counts the GPUs
                 self._child.channel.send(COUNT, socket.MSG_DONTWAIT)
-            except OSError:
-                log.debug(
-                    "NVML process: request to count GPUs not sent: the process is busy; the next request "
-                    "counts them"
-                )
 
     def read_inventory(self) -> tuple[GpuAttributes, ...]:
         """Return the attributes of the GPUs, which the child reads with pynvml. Blocks up to 30 s.
@@ -318,9 +313,9 @@ class NvmlProcess:
         is_bus_new = True
         while not self._stop.is_set():
             if not self._check_for_driver(is_bus_new):
-                is_bus_new = self._check_driver.wait(DRIVER_CHECK_S)
-                if is_bus_new:  # otherwise a request that comes right after the wait would be lost
-                    self._check_driver.clear()
+                if is_requested := self._check_driver.wait(DRIVER_CHECK_S):
+                    self._check_driver.clear()  # not always: a request right after the wait would be lost
+                is_bus_new = is_requested or self._is_bus_unread
                 continue
             is_bus_new = True
             started_ns = time.monotonic_ns()
@@ -344,11 +339,8 @@ class NvmlProcess:
         The PCI bus is listed only if it may have changed, since a large one has hundreds of functions.
         """
         library = self._options.library
-        found = (
-            (self._procfs_root / "driver/nvidia/version").exists()
-            or ("/" in library and Path(library).exists())
-            or (is_bus_new and self._has_gpu_on_bus())
-        )
+        files = [self._procfs_root / "driver/nvidia/version", *([Path(library)] if "/" in library else ())]
+        found = any(map(_may_exist, files)) or (is_bus_new and self._has_gpu_on_bus())
         if found != self._has_driver:
             with self._lock:
                 self._has_driver = found
@@ -357,14 +349,15 @@ class NvmlProcess:
 
     def _has_gpu_on_bus(self) -> bool:
         bus = read_nvidia_devices(self._options.sysfs_root)
+        self._is_bus_unread = isinstance(bus, Missing) and bus.absence is Absence.UNREADABLE
         return isinstance(bus, NvidiaPciDevices) and bool(bus.gpus)
 
     def _run_child(self) -> str:
         """Run one child process to its end. Returns how it ended, such as ``was killed by SIGSEGV``."""
         try:
             child = self._start_child()
-        except OSError as error:
-            return self._set_end(f"could not be started: {error}")
+        except (OSError, MemoryError) as error:
+            return self._set_end(f"could not be started: {str(error) or 'out of memory'}")
         with self._lock:
             self._child = child
             if self._stop.is_set():  # stop() found no child
@@ -414,17 +407,27 @@ class NvmlProcess:
         os.eventfd_write(self._wake_fd, 1)
 
 
+def _may_exist(path: Path) -> bool:
+    """Return False if a file does not exist; True if it exists, or if the kernel does not say."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
+    return True
+
+
 def _spawn(sources: tuple[int, int, int]) -> int:
     """Start the child process, which gets the descriptors `sources` and standard error; return its PID."""
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPY_FD_MIN) for fd in sources]
-    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, 2, 1),
-        *((os.POSIX_SPAWN_DUP2, copy, fd) for copy, fd in zip(copies, DESCRIPTORS, strict=True)),
-    ]
     paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
     arguments = ["-I", "-S", "-c", _START, json.dumps(paths), str(os.getpid()), str(MEMORY_MAX)]
+    copies: list[int] = []
     try:
+        copies.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPY_FD_MIN) for fd in sources)
+        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, 2, 1),
+            *((os.POSIX_SPAWN_DUP2, copy, fd) for copy, fd in zip(copies, DESCRIPTORS, strict=True)),
+        ]
         return os.posix_spawn(
             sys.executable, ["drahealth-nvml", *arguments], os.environ, file_actions=actions, setsigmask=()
         )
@@ -493,27 +496,27 @@ def _sample_without_child(last: NvmlSample, reason: str, failures: int) -> NvmlS
     Its sources do not stall, because their state (no child process) was verified now.
     """
     now_ns = time.monotonic_ns()
-
-    def gpu(sample: GpuSample) -> GpuSample:
-        return replace(
-            sample,
+    gpus = tuple(
+        replace(
+            gpu,
             status=NvmlReturnCode.UNINITIALIZED,
             beat_ns=now_ns,
             call="",
-            readings=dict.fromkeys(sample.readings, _UNREADABLE),
+            readings=dict.fromkeys(gpu.readings, _UNREADABLE),
             link_errors=(),
             events={},
             event_mask=0,
             xids=(),
         )
-
+        for gpu in last.gpus
+    )
     absent = last.events._replace(state=SourceState.ABSENT, detail="")
     failing = last.nvml._replace(
         state=SourceState.FAILING, beat_ns=now_ns, failures=last.nvml.failures + failures, detail=reason
     )
     return replace(
         last,
-        gpus=tuple(gpu(sample) for sample in last.gpus),
+        gpus=gpus,
         nvml=failing,
         events=absent,
         err=NvmlReturnCode.UNKNOWN,

@@ -101,8 +101,8 @@ def main() -> NoReturn:
     """Run the GPU threads and answer messages until the parent process closes the connection or ends."""
     try:
         _run(int(sys.argv[1]), int(sys.argv[2]))
-    except (DrahealthError, OSError) as error:
-        _report(str(error))
+    except (DrahealthError, OSError, MemoryError) as error:
+        _report(str(error) or "out of memory")
         os._exit(EXIT_FAILED)
     os._exit(0)  # a thread may hang in the driver, and the library's own exit handlers may hang too
 
