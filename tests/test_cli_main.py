@@ -104,6 +104,18 @@ def test_every_error_class_has_an_exit_code_and_one_line(capsys, error, code):
     assert capsys.readouterr().err == "drahealth: x\n"
 
 
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOMEM, 75), (errno.EMFILE, 75), (errno.ENOSPC, 75), (errno.EIO, 75), (errno.ENOENT, 78)],
+)
+def test_configuration_that_a_lack_makes_unusable_is_to_be_retried(capsys, number, code):
+    """systemd starts the agent again after 75, and does not after 78."""
+    error = ConfigError("socket: cannot be created")
+    error.__context__ = OSError(number, "x")
+    assert report_error(error) == code
+    assert capsys.readouterr().err == "drahealth: socket: cannot be created\n"
+
+
 @pytest.mark.parametrize("error", [UsageError("a\x1b[31m\x07b\nc"), ValueError("a\x1b[31m\x07b\nc")])
 def test_error_text_is_cleaned_and_keeps_its_line_breaks(capsys, error):
     report_error(error)
@@ -155,6 +167,8 @@ def test_unexpected_exception_shows_its_traceback(capsys):
         (RuntimeError("can't start new thread"), "the kernel started no further thread: a limit of tasks"),
         (MemoryError(), "out of memory: raise MemoryMax="),
         (OSError(errno.ENOMEM, "x"), "out of memory: raise MemoryMax="),
+        (OSError(errno.ENOBUFS, "x"), "out of memory: raise MemoryMax="),
+        (OSError(errno.ENOSPC, "x"), "no space left: on a disk, or for watches of files; raise the sysctl"),
     ],
 )
 def test_lack_of_resources_is_no_bug(capsys, error, words):

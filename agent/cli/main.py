@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 
 from agent.cli.output.terminal import terminal_width
 from agent.cli.output.text import clean
-from agent.cli.subcommand import EXIT_OF_ERROR, INTERNAL, Subcommand
-from agent.errors import OutputPipeClosed, UsageError, suggestion, unwrap_error
+from agent.cli.subcommand import EXIT_OF_ERROR, INTERNAL, PASSING_ERRNOS, RETRY_LATER, Subcommand
+from agent.errors import ConfigError, OutputPipeClosed, UsageError, suggestion, unwrap_error
 from agent.system.output import print_last_error
 from agent.version import VERSION
 
@@ -166,15 +166,22 @@ def report_error(error: BaseException, write: Callable[[str], None] = print_last
         if isinstance(root, kind):
             if isinstance(root, Exception) and not isinstance(root, OutputPipeClosed):
                 show(f"drahealth: {root}")
-            return code
-    if lack := missing_resource(error):
+            return RETRY_LATER if isinstance(root, ConfigError) and _is_passing(root) else code
+    if lack := missing_resource(error) or missing_resource(root.__cause__):
         show(f"drahealth: {lack}")
         return INTERNAL
     show("".join(traceback.format_exception(error)) + BUG)
     return INTERNAL
 
 
-def missing_resource(error: BaseException) -> str:
+def _is_passing(error: BaseException | None) -> bool:
+    """Return whether a system call whose failure can pass caused an error: systemd starts the agent again."""
+    while error is not None and getattr(error, "errno", 0) not in PASSING_ERRNOS:
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def missing_resource(error: BaseException | None) -> str:
     """Return a text on the resource that the kernel refused to this process, with the limit and its setting.
 
     Empty: `error` has another reason. If `error` is a group of errors, one of them has another reason.
@@ -195,6 +202,8 @@ def missing_resource(error: BaseException) -> str:
             "the kernel started no further thread: a limit of tasks or of memory is reached; raise it with "
             "TasksMax= in the unit, the container's limit of pids, or ulimit -u"
         )
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "no space left: on a disk, or for watches of files; raise the sysctl fs.epoll.max_user_watches"
+    if isinstance(error, MemoryError) or getattr(error, "errno", 0) in {errno.ENOMEM, errno.ENOBUFS}:
         return "out of memory: raise MemoryMax= in the unit, or the container's limit of memory"
     return ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from errno import EDQUOT, EIO, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -172,7 +173,10 @@ EXIT_OF_SEVERITY_NPD: Final = {
 }
 
 INTERNAL: Final = 70
+RETRY_LATER: Final = 75
 NOT_ALLOWED: Final = 77
+PASSING_ERRNOS: Final = frozenset({EMFILE, ENFILE, ENOMEM, ENOBUFS, ENOSPC, EDQUOT, EIO})
+"""Errnos of failures that can pass: a ConfigError that they cause has the exit code RETRY_LATER."""
 
 EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UsageError, 64),
@@ -182,8 +186,8 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (ApiUnreachableError, 69),
     (OutputPipeClosed, 141),
     (OutputError, 74),
-    (ResourceBusyError, 75),
-    (FaultStillPresent, 75),
+    (ResourceBusyError, RETRY_LATER),
+    (FaultStillPresent, RETRY_LATER),
     (PermissionDeniedError, NOT_ALLOWED),
     (PermissionError, NOT_ALLOWED),
     (ConfigError, 78),
