@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import queue
 import resource
@@ -195,6 +196,34 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
     assert [record.getMessage() for record in caplog.records if path in record.getMessage()] == [
         f"socket {path}: cannot accept connections: Too many open files; 1 attempts failed; will retry"
     ]
+    assert thread.stop(PATIENCE_S)
+
+
+def test_connection_that_the_kernel_does_not_watch_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "a.sock")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main(ready: Callable[[], None]) -> None:
+        async with await asyncio.start_unix_server(lambda *_: None, path):
+            asyncio.get_running_loop()._selector.register = refuse  # type: ignore[attr-defined]
+            ready()
+            await asyncio.Event().wait()
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    thread.start(PATIENCE_S)
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(PATIENCE_S)
+            client.connect(path)
+            assert client.recv(1) == b""
+    assert [record.getMessage() for record in caplog.records if record.name != "asyncio"] == [
+        f"socket {path}: cannot accept connections: No space left on device; 1 attempts failed; will retry"
+    ]
+    assert "Traceback" not in caplog.text
     assert thread.stop(PATIENCE_S)
 
 

@@ -15,10 +15,10 @@ from agent.errors import unwrap_error
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, get_logger
 
-ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errnos of accept() when descriptors or memory are used up.
+LACK_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
+"""Errnos of accept() and epoll_ctl() when descriptors, memory or the watches of a user are used up.
 
-asyncio retries every second and would log a hundred tracebacks each time.
+asyncio retries accept() every second and would log a hundred tracebacks each time.
 """
 
 START_LIMIT_S: Final = 60.0
@@ -172,18 +172,20 @@ class AsyncioThread(LoopThread):
         await self._main(self._set_ready)
 
     def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an exception that no task of the loop caught; failures of accept() at most once a minute."""
-        error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in ACCEPT_ERRNOS and "socket" in context):
+        """Log an exception that no task of the loop caught; a lack of a resource at most once a minute.
+
+        A connection that the kernel does not watch for data is closed: its client would wait without end.
+        """
+        error, sock = context.get("exception"), context.get("socket")
+        transport = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+            sock = transport.get_extra_info("socket")
+        if sock is None or not (isinstance(error, OSError) and error.errno in LACK_ERRNOS):
             loop.default_exception_handler(context)
         elif count := self._complaints.tick():
-            path = context["socket"].getsockname()
-            log.error(
-                "socket %s: cannot accept connections: %s; %d attempts failed; will retry",
-                path,
-                error.strerror,
-                count,
-            )
+            facts = (sock.getsockname(), error.strerror, count)
+            log.error("socket %s: cannot accept connections: %s; %d attempts failed; will retry", *facts)
 
     def _stopped_error(self) -> RuntimeError:
         return RuntimeError(f"thread {self._thread.name}: stopped before its event loop was ready")
