@@ -16,6 +16,7 @@ import pytest
 from agents import PlainSysfs, short_tmp
 from http_agents import FakeAgent, listening_agent, running_report, serve_app
 from http_client import connect, get
+from no_threads import no_threads
 from patience import PATIENCE_S
 from wire.serving import at, device, eventually, report, unhealthy
 
@@ -269,6 +270,29 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
             return "no record yet" in get(server.addresses[0], "/").text
 
         eventually(is_read, "the history")
+
+
+def test_page_without_a_thread_for_the_history_names_the_reason(fake: FakeAgent, tmp_path: Path) -> None:
+    fake.change(
+        config=lambda: Config(node_name="node-a", history_rows=10), history_file=tmp_path / "h.sqlite"
+    )
+    fake.view.latest.publish(report([device()]))
+    with serving(fake.app) as server:
+        with no_threads():
+            assert "No history: can&#39;t start new thread" in get(server.addresses[0], "/").text
+        fake.view.latest.publish(report([device()], second=3))
+        assert "new thread" not in get(server.addresses[0], "/").text
+
+
+def test_page_is_shown_although_the_status_of_the_process_cannot_be_read(fake: FakeAgent) -> None:
+    reason = "status of the agent's process: cannot be read: too many open files"
+    fake.change(status=lambda: reason)
+    fake.view.latest.publish(report([device("gpu-7")]))
+    with serving(fake.app) as server:
+        page = get(server.addresses[0], "/")
+    assert page.status == 200
+    assert "gpu-7" in page.text
+    assert "cannot be read: too many open files" in page.text
 
 
 def test_request_above_the_limit_of_pages_that_wait_is_refused(

@@ -1,5 +1,6 @@
 """``drahealth.v1.Agent`` on ``agent.sock``: complete reports, and the state of the agent."""
 
+import errno
 import os
 import select
 import struct
@@ -25,6 +26,7 @@ from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
 from agent.serve.agent_api.encode import REPAIRS
+from agent.system.process_stat import ProcessStat
 
 WATCH = "/drahealth.v1.Agent/Watch"
 REPORT = message_class("drahealth.v1", "Report")
@@ -176,6 +178,22 @@ def test_status_has_values_of_the_process(serving: Serving) -> None:
     assert reply.rss_bytes > 1 << 20
     assert reply.threads >= 2
     assert reply.descriptors >= 5
+
+
+def test_status_without_descriptors_is_unavailable_with_the_reason(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Path) -> ProcessStat:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/proc/self/stat")
+
+    monkeypatch.setattr("agent.serve.agent_api.service.read_process_stat", fail)
+    with pytest.raises(grpc.RpcError) as caught:
+        status(serving)
+    assert (caught.value.code(), caught.value.details()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "status of the agent's process: cannot be read: [Errno 24] Too many open files: '/proc/self/stat'",
+    )
+    assert "Traceback" not in caplog.text
 
 
 def test_status_before_first_report_has_no_devices(serving: Serving) -> None:

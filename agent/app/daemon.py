@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -36,7 +35,7 @@ from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
 from agent.model.reading import SourceState
-from agent.model.report import AgentStatus, ClusterStatus, Report, SentinelStatus
+from agent.model.report import ClusterStatus, Report, SentinelStatus
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS
 from agent.node.custom_check_runner import CustomCheckRunner
@@ -392,7 +391,9 @@ class Daemon:
             nvml_costs=lambda: self._node.nvml_costs(),
             consumers=lambda: self._pods.newest_map,
             pass_durations=lambda: self._node.pass_durations(),
-            status=self._read_status,
+            status=lambda: collect_status(
+                *self._latest.peek(), version=VERSION, subscribers=self._servers.subscribers()
+            ),
             totals=TotalsSinceStart(),
             subscribers=self._servers.subscribers,
             prepares=self._sessions.prepare_counts,
@@ -413,18 +414,6 @@ class Daemon:
         )
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
         return _Http(view, server, thread)
-
-    def _read_status(self) -> AgentStatus:
-        status = collect_status(
-            *self._latest.peek(), version=VERSION, subscribers=self._servers.subscribers()
-        )
-        return replace(
-            status,
-            config_reload=self._reloader.last,
-            cluster=self._cluster_status(),
-            nvsentinel=self._nvsentinel_status(),
-            nvml=self._node.nvml_costs(),
-        )
 
     def _nvsentinel_status(self) -> SentinelStatus | None:
         return self._nvsentinel.status if self._nvsentinel is not None else None

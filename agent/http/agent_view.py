@@ -168,8 +168,8 @@ class AgentView:
     """Function that returns the newest map of claims, devices and pods; None: it is not known yet."""
     pass_durations: Callable[[], Mapping[str, PassDurations]]
     """Function that returns the durations of the passes of each source."""
-    status: Callable[[], AgentStatus]
-    """Function that returns the state of the agent's process. It reads procfs."""
+    status: Callable[[], AgentStatus | str]
+    """Function that reads the state of the agent's process from procfs, or returns why it cannot be read."""
     totals: TotalsSinceStart
     """Number of changed health states of each device, and the time in each state, since the agent started."""
     subscribers: Callable[[], tuple[SocketSubscriberCounts, ...]]

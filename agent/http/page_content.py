@@ -195,7 +195,8 @@ class PageInput:
     drivers: Container[str]
     """Names of the drivers that the agent serves."""
     history: "History"
-    status: AgentStatus
+    status: AgentStatus | str
+    """Status of the agent, or the reason why it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +331,8 @@ def _source(source: SourceSample, now: Instant) -> SourceRow:
 
 
 def _costs(given: PageInput) -> list[tuple[str, str]]:
-    status = given.status
+    if isinstance(status := given.status, str):
+        return [("Process", status)]
     lived_s = max(given.now.wall_s - status.started_wall_s, 1.0)
     core = given.report.core
     return [

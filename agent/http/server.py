@@ -289,8 +289,8 @@ class HttpServer:
             loop, context = asyncio.get_running_loop(), ConnectionContext(self._log_flood)
             reader: Any = paced
             await HypercornConnection(progress.respond, loop, self._hypercorn, context, {}, reader, writer)
-        except* UnicodeDecodeError:  # Hypercorn does not check the method and path of an HTTP/2 request
-            pass
+        except* (UnicodeDecodeError, OSError):
+            pass  # Hypercorn does not check the method and path of an HTTP/2 request; the socket failed
         except* Exception:
             if count := self._error_complaints.tick():
                 log.exception(

@@ -121,6 +121,8 @@ class AgentService:
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
+        if isinstance(status, str):
+            raise GRPCError(Status.UNAVAILABLE, status)
         status = replace(
             status,
             config_reload=self._config_reload(),
@@ -229,23 +231,29 @@ def _login_uid(pid: int) -> int:
 
 def collect_status(
     publications: int, report: Report | None, *, version: str, subscribers: tuple[SocketSubscriberCounts, ...]
-) -> AgentStatus:
+) -> AgentStatus | str:
     """Return the status of this agent process, from procfs, and of its newest report.
+
+    Returns the reason if procfs cannot be read, for example for lack of descriptors.
 
     Args:
         publications: Number of reports published so far.
         report: Newest report; None: there is none yet.
     """
     own = Path("/proc/self")
-    stat = read_process_stat(own)
+    try:
+        stat, files = read_process_stat(own), os.listdir(own / "fd")
+        started_wall_s = read_boot_time(own.parent) + stat.started_s
+    except (OSError, ValueError) as error:
+        return f"status of the agent's process: cannot be read: {error}"
     status = AgentStatus(
         version=version,
         pid=os.getpid(),
-        started_wall_s=read_boot_time(own.parent) + stat.started_s,
+        started_wall_s=started_wall_s,
         cpu_s=stat.cpu_s,
         rss_bytes=stat.rss_bytes,
         threads=stat.threads,
-        descriptors=len(os.listdir(own / "fd")),
+        descriptors=len(files),
         subscribers=subscribers,
     )
     if report is None:
