@@ -3,12 +3,17 @@
  * FAIL_CALL is <kind>:<n>:<errno>, FAIL_BELOW the directory whose files count: calls on other files are those of
  * the interpreter. A call without a file (of sockets, epoll, mmap, thread) counts from the first open below the
  * directory on.
- * The failed call is written into the file FAIL_MARK, so that a test knows that n was reached. */
+ * The failed call is written into the file FAIL_MARK, so that a test knows that n was reached.
+ *
+ * With FAIL_ORDER, a file that a test maps, too, the test gives such orders to running processes, one after the
+ * other: see struct order. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -18,10 +23,38 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 static atomic_int counted, begun;
+
+/* Order of a test: fail the n-th call from now on. */
+struct order {
+    atomic_int counted;     /* calls of the kind since the order */
+    atomic_int thread;      /* the thread whose calls count; 0: any */
+    atomic_int tcp_thread;  /* the thread that accepted the last TCP connection */
+    char program[20];       /* the program whose calls count, by its name in argv; empty: any */
+    char call[48];          /* <kind>:<n>:<errno>; empty: no call fails */
+};
+static struct order *given;
+
+static __attribute__((constructor)) void map_order(void) {
+    const char *path = getenv("FAIL_ORDER");
+    int fd = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return;
+    long map = syscall(SYS_mmap, NULL, sizeof *given, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
+    given = map == -1 ? NULL : (struct order *)map;
+    syscall(SYS_close, fd);
+}
+
+static int is_ordered_here(void) {
+    int thread = atomic_load(&given->thread);
+    if (thread && thread != (int)syscall(SYS_gettid))
+        return 0;
+    return !*given->program || !strcmp(given->program, program_invocation_short_name);
+}
 
 static void mark(const char *what) {
     const char *path = getenv("FAIL_MARK");
@@ -35,12 +68,14 @@ static void mark(const char *what) {
 
 /* Whether this call of a kind is to fail; sets errno. */
 static int fails(const char *kind, const char *what) {
-    const char *order = getenv("FAIL_CALL");
+    const char *order = given ? given->call : getenv("FAIL_CALL");
     size_t length = strlen(kind);
     int number, error;
     if (!order || strncmp(order, kind, length) || sscanf(order + length, ":%d:%d", &number, &error) != 2)
         return 0;
-    if (atomic_fetch_add(&counted, 1) + 1 != number)
+    if (given && !is_ordered_here())
+        return 0;
+    if (atomic_fetch_add(given ? &given->counted : &counted, 1) + 1 != number)
         return 0;
     mark(what);
     errno = error;
@@ -83,7 +118,7 @@ static int fails_at(const char *kind, int at, const char *path) {
 }
 
 static int fails_from_begin(const char *kind) {
-    return atomic_load(&begun) && fails(kind, kind);
+    return (given || atomic_load(&begun)) && fails(kind, kind);
 }
 
 #define FDS 65536
@@ -126,6 +161,62 @@ OPEN(open64)
     }
 OPENAT(openat)
 OPENAT(openat64)
+
+DIR *opendir(const char *path) {
+    REAL(opendir);
+    return fails_at("open", AT_FDCWD, path) ? NULL : real(path);
+}
+
+#define STAT(name, type)                                \
+    int name(const char *path, struct type *status) {   \
+        REAL(name);                                     \
+        return fails_at("stat", AT_FDCWD, path) ? -1 : real(path, status); \
+    }
+STAT(stat, stat)
+STAT(stat64, stat64)
+STAT(lstat, stat)
+STAT(lstat64, stat64)
+
+#define FSTATAT(name, type)                             \
+    int name(int at, const char *path, struct type *status, int flags) { \
+        REAL(name);                                     \
+        return fails_at("stat", at, path) ? -1 : real(at, path, status, flags); \
+    }
+FSTATAT(fstatat, stat)
+FSTATAT(fstatat64, stat64)
+
+#define FCNTL(name)                                     \
+    int name(int fd, int command, ...) {                \
+        va_list rest;                                   \
+        va_start(rest, command);                        \
+        void *with = va_arg(rest, void *);              \
+        va_end(rest);                                   \
+        REAL(name);                                     \
+        if ((command == F_DUPFD || command == F_DUPFD_CLOEXEC) && fails_from_begin("dup")) \
+            return -1;                                  \
+        return real(fd, command, with);                 \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+
+int memfd_create(const char *name, unsigned flags) {
+    REAL(memfd_create);
+    return fails_from_begin("memfd") ? -1 : real(name, flags);
+}
+
+#define FTRUNCATE(name, type)                           \
+    int name(int fd, type size) {                       \
+        REAL(name);                                     \
+        return fails_from_begin("memfd") ? -1 : real(fd, size); \
+    }
+FTRUNCATE(ftruncate, off_t)
+FTRUNCATE(ftruncate64, off64_t)
+
+int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                const posix_spawnattr_t *attributes, char *const arguments[], char *const environ[]) {
+    REAL(posix_spawn);
+    return fails_from_begin("spawn") ? errno : real(pid, path, actions, attributes, arguments, environ);
+}
 
 ssize_t read(int fd, void *to, size_t size) {
     REAL(read);
@@ -201,13 +292,22 @@ int connect(int fd, const struct sockaddr *to, socklen_t size) {
     return fails_from_begin("connect") ? -1 : real(fd, to, size);
 }
 
+static void note_tcp_thread(int fd) {
+    struct sockaddr address = { 0 };
+    socklen_t size = sizeof address;
+    if (given && !syscall(SYS_getsockname, fd, &address, &size) && address.sa_family == AF_INET)
+        atomic_store(&given->tcp_thread, (int)syscall(SYS_gettid));
+}
+
 int accept(int fd, struct sockaddr *from, socklen_t *size) {
     REAL(accept);
+    note_tcp_thread(fd);
     return fails_from_begin("accept") ? -1 : socket_made(real(fd, from, size), 0);
 }
 
 int accept4(int fd, struct sockaddr *from, socklen_t *size, int flags) {
     REAL(accept4);
+    note_tcp_thread(fd);
     return fails_from_begin("accept") ? -1 : socket_made(real(fd, from, size, flags), 0);
 }
 

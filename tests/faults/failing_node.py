@@ -1,7 +1,9 @@
 """Node of plain files, and a process on it of which one call of the C library fails."""
 
+import mmap
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,56 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("failing") / "failing_calls.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
     return library
+
+
+class CallOrder:
+    """Order to running programs to fail one of their next calls: ``struct order`` of failing_calls.c.
+
+    All programs with the same file share the count of calls, so that one of them fails once.
+    """
+
+    _LAYOUT: Final = struct.Struct("iii20s48s")
+
+    def __init__(self, path: Path) -> None:
+        """Create the file of the order, or open the one that the parent process has created."""
+        self._path = path
+        if not path.exists():
+            path.write_bytes(bytes(self._LAYOUT.size))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), self._LAYOUT.size)
+
+    def environ(self, library: Path, directory: Path) -> dict[str, str]:
+        """Return the environment of a program that obeys.
+
+        Its calls on files count if the files are in the directory.
+        """
+        return {
+            "LD_PRELOAD": str(library),
+            "FAIL_ORDER": str(self._path),
+            "FAIL_BELOW": f"{str(directory).rstrip('/')}/",
+        }
+
+    @property
+    def tcp_thread(self) -> int:
+        """Thread that accepted the last TCP connection; 0: none was accepted."""
+        return int(self._LAYOUT.unpack(self._memory)[2])
+
+    @property
+    def counted(self) -> int:
+        """Number of calls since the order; the call with the number of the order has failed."""
+        return int(self._LAYOUT.unpack(self._memory)[0])
+
+    def give(self, call: str, number: int, error: int, *, thread: int = 0, program: str = "") -> None:
+        """Fail a call from now on: of one thread, or of the programs with a name."""
+        order = f"{call}:{number}:{error}".encode()
+        self._memory[:] = self._LAYOUT.pack(0, thread, self.tcp_thread, program.encode(), b"")
+        self._memory[-48:] = order.ljust(48, b"\0")  # last: programs obey from here on
+
+    def withdraw(self) -> int:
+        """Let no further call fail; return the number of calls since the order."""
+        counted = self.counted
+        self.give("", 0, 0)
+        return counted
 
 
 class FailingNode:

@@ -1,20 +1,45 @@
 """Every call of the C library that fails once: no crash, and no device that is Healthy without being read."""
 
+import contextlib
 import errno
+import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
-from agents import DRIVER, run_command
+import trio
+from agents import DRIVER, Agent, PlainSysfs, run_command
+from http_agents import listening_agent
+from http_client import get
+from own_process import in_own_process
 from patience import PATIENCE_S
-from wire.serving import eventually
+from prometheus import free_ports
+from scenarios.machine_files import MachineFiles
+from scenarios.row import Row
+from wire.serving import descriptors, eventually
 
-from faults.failing_node import POOL, FailingNode, library, node
+from agent.config.config import Config
+from agent.engine.step import initial_state, step
+from agent.errors import ProbeError
+from agent.model.gpu import NvmlSample
+from agent.model.health import Health
+from agent.model.reading import SourceState
+from agent.model.report import Report
+from agent.model.time import NS
+from agent.node import nvml_process
+from agent.node.node_source import NodeSource, engine_settings, open_node_source
+from agent.node.nvml_process import NvmlProcess
+from agent.system.timing import read_clocks
+from faults.failing_node import POOL, CallOrder, FailingNode, library, node
 
 __all__ = ["library", "node"]
 pytestmark = pytest.mark.timeout(3600)  # hundreds of processes one after the other
@@ -103,7 +128,9 @@ def test_scan_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, cal
 def test_run_with_a_failed_call_neither_crashes_nor_lies_and_recovers(
     node: FailingNode, call: str, error: int
 ) -> None:
+    address = "127.0.0.1", next(iter(free_ports()))
     flags = ["--runtime-dir", str(node.root / "run"), "--driver", DRIVER, "--table", "never"]
+    flags += ["--listen", f"{address[0]}:{address[1]}"]
     log_file = node.mark.with_name("log")
     for number in numbers():
         with log_file.open("wb") as log:
@@ -113,6 +140,8 @@ def test_run_with_a_failed_call_neither_crashes_nor_lies_and_recovers(
             )  # fmt: skip
         try:
             documents = reports_until_unhealthy(process, node.root / "run/agent.sock", f"{call} {number}")
+            if process.poll() is None:
+                eventually(lambda: status_of(address, "/healthz") == 200, f"{call} {number}: an HTTP answer")
             process.send_signal(signal.SIGTERM)
             code = process.wait(PATIENCE_S)
         finally:
@@ -147,3 +176,224 @@ def reports_until_unhealthy(
 
     eventually(is_unhealthy_or_over, lambda: f"{where}: an Unhealthy pool; last report: {documents[-1:]}")
     return documents
+
+
+# --- the HTTP server ---------------------------------------------------------------------------------------
+
+HTTP_CALLS: Final = {
+    "accept": (errno.ECONNABORTED, errno.EMFILE, errno.EAGAIN),
+    "recv": (errno.ECONNRESET, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
+    "send": (errno.EPIPE, errno.ECONNRESET, errno.ENOBUFS, errno.EINTR, errno.EAGAIN),
+    "epoll": (errno.ENOMEM, errno.ENOSPC),
+    "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES),
+    "read": (errno.EIO,),
+}
+HTTP_CASES: Final = [
+    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
+    for call in HTTP_CALLS
+    for error in HTTP_CALLS[call]
+]
+HTTP_PATHS: Final = ("/healthz", "/metrics", "/", "/api/v1/report")
+
+
+class OrderedAgent(NamedTuple):
+    """Agent that serves HTTP, and the order to fail a call of its threads."""
+
+    agent: Agent
+    address: tuple[str, int]
+    order: CallOrder
+
+
+@pytest.fixture(scope="module")
+def http_agent(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrderedAgent]:
+    directory = tmp_path_factory.mktemp("http")
+    order, sysfs = CallOrder(directory / "order"), PlainSysfs(directory / "sys")
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        for name, value in order.environ(library, Path("/")).items():
+            patch.setenv(name, value)
+        agent, port = stack.enter_context(listening_agent(directory, sysfs, "--nvml-library", "/nonexistent"))
+        patch.undo()
+        address = "127.0.0.1", port
+        eventually(lambda: status_of(address, "/readyz") == 200, "a report")
+        yield OrderedAgent(agent, address, order)
+        assert agent.end() == 0
+
+
+def status_of(address: tuple[str, int], path: str) -> int:
+    """Return the status of an HTTP answer; 0: the connection was closed before the end of the answer."""
+    try:
+        return get(address, path).status
+    except (ConnectionError, http.client.HTTPException):
+        return 0
+
+
+def newest_report(address: tuple[str, int]) -> str:
+    """Return the time of the newest report."""
+    return str(json.loads(get(address, "/api/v1/report").text)["at"])
+
+
+@pytest.mark.parametrize(("call", "error"), HTTP_CASES)
+def test_http_server_with_a_failed_call_disconnects_at_most_and_recovers(
+    http_agent: OrderedAgent, call: str, error: int
+) -> None:
+    agent, address, order = http_agent
+    for number in numbers():
+        if call in {"open", "read"}:  # the texts of a report are made once
+            last = newest_report(address)
+            eventually(lambda last=last: newest_report(address) != last, "the next report")
+        logged, where = len(agent.log), f"{call} {number}"
+        order.give(call, number, error, thread=order.tcp_thread)
+        found = {status_of(address, path) for path in HTTP_PATHS}
+        counted = order.withdraw()
+        assert found <= {200, 0}, where
+        assert [status_of(address, path) for path in HTTP_PATHS] == [200] * len(HTTP_PATHS), where
+        assert "Traceback" not in agent.log[logged:], where
+        if counted < number:
+            return
+
+
+# --- the process that calls NVML ---------------------------------------------------------------------------
+
+NVML_PROGRAM: Final = "drahealth-nvml"
+AGENT_PROGRAM: Final = Path(sys.executable).name
+NVML_CALLS: Final = {
+    (NVML_PROGRAM, "open"): (errno.EMFILE, errno.EACCES),
+    (NVML_PROGRAM, "read"): (errno.EIO,),
+    (NVML_PROGRAM, "stat"): (errno.ENOMEM,),
+    (NVML_PROGRAM, "mmap"): (errno.ENOMEM,),
+    (NVML_PROGRAM, "thread"): (errno.EAGAIN,),
+    (NVML_PROGRAM, "recv"): (errno.ECONNRESET, errno.EINTR),
+    (NVML_PROGRAM, "send"): (errno.EPIPE,),
+    (AGENT_PROGRAM, "stat"): (errno.EACCES, errno.ENOMEM),
+    (AGENT_PROGRAM, "socket"): (errno.EMFILE,),
+    (AGENT_PROGRAM, "memfd"): (errno.ENFILE,),
+    (AGENT_PROGRAM, "dup"): (errno.EMFILE,),
+    (AGENT_PROGRAM, "mmap"): (errno.ENOMEM,),
+    (AGENT_PROGRAM, "spawn"): (errno.EAGAIN, errno.ENOMEM),
+    (AGENT_PROGRAM, "send"): (errno.EPIPE,),
+}
+"""Failed calls of the process that calls NVML, and of the agent that starts this process."""
+NVML_CASES: Final = [
+    pytest.param(program, call, error, id=f"{program} {call} {errno.errorcode[error]}")
+    for program, call in NVML_CALLS
+    for error in NVML_CALLS[program, call]
+]
+NVML_CALLS_MAX: Final = 8
+"""Number of calls of a kind that fail; the process reads files as long as it runs."""
+NVML_HEALTH: Final = {"gpu-0": Health.HEALTHY, "gpu-1": Health.UNHEALTHY}
+
+
+@pytest.mark.parametrize(("program", "call", "error"), NVML_CASES)
+def test_nvml_process_with_a_failed_call_never_lies_and_recovers(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, call: str, error: int
+) -> None:
+    for name, value in CallOrder(tmp_path / "order").environ(library, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    in_own_process(fail_calls_of_nvml_process, tmp_path, program, call, error)
+
+
+def fail_calls_of_nvml_process(directory: str, program: str, call: str, error: str) -> None:
+    """Fail the calls of a kind one after the other, each at the start of another process that calls NVML."""
+    nvml_process.BACKOFF_S = (0.05,)  # type: ignore[misc]
+    nvml_process.FIRST_PASS_S = PATIENCE_S  # type: ignore[misc]
+    uncaught: list[object] = []
+    threading.excepthook = uncaught.append
+    machine = MachineFiles(Row("", (), gpus=2), Path(directory))
+    machine.fake.scenario.write_text("profile h100 gpus=2\ngpu 1 set remap.failure=1\n")  # without a socket
+    os.environ |= machine.environ
+    watched = WatchedNode(machine, Path(directory))
+
+    async def fail_calls() -> None:
+        await watched.until(lambda _: True, "the first verdicts")
+        order = CallOrder(Path(directory) / "order")
+        for number in range(1, NVML_CALLS_MAX + 1):
+            where, opened, last = f"{program}: {call} {number}", len(descriptors()), watched.pid
+            order.give(call, number, int(error), program=program)
+            if last:  # the last failed call may have ended it just now
+                os.kill(last, signal.SIGKILL)
+            gpus = await watched.until(lambda _, last=last: watched.pid not in (0, last), where)
+            with contextlib.suppress(ProbeError, OSError):  # the call that fails may be one of this
+                await trio.to_thread.run_sync(watched.nvml.read_inventory)
+            watched.nvml.request_count()
+            gpus = await watched.until(
+                lambda now, passes=gpus.nvml.passes: now.nvml.passes > passes, f"{where}: another pass"
+            )
+            counted = order.withdraw()
+            assert gpus.generation == 1, f"{where}: no driver was reloaded"
+            assert not uncaught, where
+            eventually(lambda opened=opened: len(descriptors()) <= opened, f"{where}: {opened} descriptors")
+            if counted < number:
+                return
+
+    trio.run(watched.run, fail_calls)
+
+
+def healths(report: Report) -> dict[str, Health]:
+    """Return the health of each GPU in a report."""
+    return {device.device: device.health for device in report.devices if device.kind == "gpu"}
+
+
+class WatchedNode:
+    """Sources of a machine with GPUs, whose verdicts are checked in each evaluation."""
+
+    def __init__(self, machine: MachineFiles, directory: Path) -> None:
+        (directory / "run").mkdir()
+        (machine.sysfs.root / "module/nvidia").mkdir(parents=True)
+        self._config = Config(
+            node_name="node",
+            sysfs_root=machine.sysfs.root,
+            procfs_root=machine.procfs,
+            cgroupfs_root=directory / "cgroup",
+            kmsg=machine.log,
+            nvml_library=str(directory / "libnvidia-ml.so.1"),
+            runtime_dir=directory / "run",
+            period_ns=NS // 20,
+            gpu_slow_ns=NS // 10,
+        )
+        settings = engine_settings(self._config)
+        self._node: NodeSource = open_node_source(
+            self._config, settings, self._config.period_ns, reads_declarations=True
+        )
+        self._state = initial_state(settings)
+        assert isinstance(self._node._gpus, NvmlProcess)
+        self.nvml = self._node._gpus
+        self.nvml._options = replace(self.nvml._options, retry_ns=NS // 5)
+
+    @property
+    def pid(self) -> int:
+        """Process that calls NVML; 0: none runs."""
+        return self.nvml._child.pid if self.nvml._child else 0
+
+    async def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run `main` while the sources are read."""
+        self._node.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._node.run_watchers)
+            await main()
+            nursery.cancel_scope.cancel()
+        assert self._node.stop(PATIENCE_S) == []
+
+    async def until(self, condition: Callable[[NvmlSample], bool], what: str) -> NvmlSample:
+        """Evaluate until all GPUs are read, have the right verdicts, and meet a condition.
+
+        Fails for a false verdict, or one without a reason.
+        """
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            with trio.move_on_after(0.02):
+                await trio.lowlevel.wait_readable(self._node.fileno())
+            self._node.clear()
+            snapshot = self._node.read()
+            if snapshot is None:
+                continue
+            self._state, report = step(self._state, snapshot, read_clocks())
+            for device in report.devices if not report.starting else ():
+                false = {"gpu-0": Health.UNHEALTHY, "gpu-1": Health.HEALTHY}.get(device.device)
+                assert device.health is not false, (what, device)
+                assert device.causes or device.health is not Health.UNKNOWN, (what, device)
+            gpus = snapshot.gpus
+            assert gpus is not None
+            is_read = gpus.nvml.state is SourceState.OK and not gpus.nvml.detail and not gpus.process
+            if is_read and not report.starting and healths(report) == NVML_HEALTH and condition(gpus):
+                return gpus
+            assert time.monotonic() < end_s, (what, report.devices, snapshot.gpus)
