@@ -281,7 +281,8 @@ def test_nvml_opened_again_while_the_module_is_unreadable_is_no_reload(
     module.symlink_to(module)  # ELOOP
     for handles in (2, 3):
         fake.send("reload")
-        after = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [handles] * 2)  # noqa: B023
+        opened = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [handles] * 2)  # noqa: B023
+        after = watched.until(lambda s: s.nvml.passes > opened.nvml.passes)  # noqa: B023
         assert (after.generation, after.module) == (1, inode)
         if handles == 2:
             module.unlink()
