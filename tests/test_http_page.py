@@ -277,7 +277,7 @@ def test_page_without_a_thread_for_the_history_names_the_reason(fake: FakeAgent,
         config=lambda: Config(node_name="node-a", history_rows=10), history_file=tmp_path / "h.sqlite"
     )
     fake.view.latest.publish(report([device()]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         with no_threads():
             assert "No history: can&#39;t start new thread" in get(server.addresses[0], "/").text
         fake.view.latest.publish(report([device()], second=3))
@@ -288,7 +288,7 @@ def test_page_is_shown_although_the_status_of_the_process_cannot_be_read(fake: F
     reason = "status of the agent's process: cannot be read: too many open files"
     fake.change(status=lambda: reason)
     fake.view.latest.publish(report([device("gpu-7")]))
-    with serving(fake.app) as server:
+    with serve_app(fake.app) as server:
         page = get(server.addresses[0], "/")
     assert page.status == 200
     assert "gpu-7" in page.text

@@ -213,7 +213,7 @@ def test_connection_that_the_kernel_does_not_watch_is_closed(
             ready()
             await asyncio.Event().wait()
 
-    thread = AsyncioThread(main, on_failure=unexpected)
+    thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
     for _ in range(2):
         with socket.socket(socket.AF_UNIX) as client:

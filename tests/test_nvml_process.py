@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 import pytest
 from gpu_samples import gpu_sample, gpu_set
-from own_process import in_own_process
+from own_process import run_in_own_process
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -609,7 +609,7 @@ def confine_below(limit: str) -> None:
 
 
 def test_process_is_confined_below_a_lower_limit_of_memory() -> None:
-    in_own_process(confine_below, nvml_process.MEMORY_MAX // 2)
+    run_in_own_process(confine_below, nvml_process.MEMORY_MAX // 2)
 
 
 def test_driver_that_is_loaded_later_starts_the_process(

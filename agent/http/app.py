@@ -202,7 +202,7 @@ class HistoryReader:
             self._newest = await call_in_thread(self._read, "dh-page-history")
             self._until_s = time.monotonic() + HISTORY_S
         except (RuntimeError, MemoryError) as error:  # the kernel started no thread; read by the next request
-            self._newest = self._newest or self._without(str(error) or "out of memory")
+            self._newest = self._newest or self._no_history(str(error) or "out of memory")
         finally:
             self._reading = None
 

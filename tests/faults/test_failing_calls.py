@@ -20,7 +20,7 @@ import trio
 from agents import DRIVER, Agent, PlainSysfs, run_command
 from http_agents import listening_agent
 from http_client import get
-from own_process import in_own_process
+from own_process import run_in_own_process
 from patience import PATIENCE_S
 from prometheus import free_ports
 from scenarios.machine_files import MachineFiles
@@ -289,7 +289,7 @@ def test_nvml_process_with_a_failed_call_never_lies_and_recovers(
 ) -> None:
     for name, value in CallOrder(tmp_path / "order").environ(library, tmp_path).items():
         monkeypatch.setenv(name, value)
-    in_own_process(fail_calls_of_nvml_process, tmp_path, program, call, error)
+    run_in_own_process(fail_calls_of_nvml_process, tmp_path, program, call, error)
 
 
 def fail_calls_of_nvml_process(directory: str, program: str, call: str, error: str) -> None:

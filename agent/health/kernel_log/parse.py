@@ -297,10 +297,6 @@ def _parse_nfs(match: _Match, text: str) -> _Parsed:
     return (match[2], ("down",)) if match[4].startswith(" responding, ") else None
 
 
-def _parse_panic(_: _Match, text: str) -> _Parsed:
-    return "", (text.removeprefix("Kernel panic - not syncing: ").strip(),)
-
-
 _OOPS: Final = LateExpression(
     r"BUG: (?:unable to handle |[Kk]ernel NULL pointer |kernel stack |stack guard page |KASAN: |KFENCE: |"
     r"Bad (?:page|rss-counter) )|(?:Oops:|Internal error:|general protection fault[,:]).*\[#|kernel BUG at |"
@@ -327,10 +323,6 @@ def _parse_table_full(_: _Match, text: str) -> _Parsed:
 def _parse_netdev_held(match: _Match, text: str) -> _Parsed:
     users = re.search(r"Usage count = ([0-9]{1,9})", text)
     return match[1], (users[1] if users else "",)
-
-
-def _parse_peermem(match: _Match, _: str) -> _Parsed:
-    return "", (match[2].strip(),)
 
 
 _NCCL: Final = LateExpression(
@@ -503,11 +495,11 @@ _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
     KernelLogCode.BEYOND_END: _parse_beyond_end,
     KernelLogCode.FILESYSTEM: _parse_filesystem,
     KernelLogCode.NFS: _parse_nfs,
-    KernelLogCode.PANIC: _parse_panic,
+    KernelLogCode.PANIC: lambda _, text: ("", (text.removeprefix("Kernel panic - not syncing: ").strip(),)),
     KernelLogCode.OOPS: _parse_oops,
     KernelLogCode.TABLE_FULL: _parse_table_full,
     KernelLogCode.NETDEV_HELD: _parse_netdev_held,
-    KernelLogCode.PEERMEM: _parse_peermem,
+    KernelLogCode.PEERMEM: lambda match, _: ("", (match[2].strip(),)),
     KernelLogCode.NCCL: _parse_nccl,
     KernelLogCode.NIC_HEAT: _parse_nic_heat,
     KernelLogCode.NIC_HEALTH: _parse_nic_health,

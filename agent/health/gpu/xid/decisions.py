@@ -215,10 +215,6 @@ def _with_replays(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCo
     return _if_recurring(fault, why, is_suspect=facts.replays_growing)
 
 
-def _on_repeat(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
-    return _if_recurring(fault, "it recurred within a day")
-
-
 def _remap_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if not (facts.remap_pending or facts.page_pending):
         return XidConditionResult(_DEGRADED)
@@ -356,7 +352,7 @@ CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
     XidCondition.SAME_PLACE: _same_place,
     XidCondition.ACROSS_WORKLOADS: _across_workloads,
     XidCondition.WITH_REPLAYS: _with_replays,
-    XidCondition.ON_REPEAT: _on_repeat,
+    XidCondition.ON_REPEAT: lambda _, fault, __: _if_recurring(fault, "it recurred within a day"),
     XidCondition.REMAP_PENDING: _remap_pending,
     XidCondition.CONTAINED: _contained,
     XidCondition.REMAP_FAILED: _remap_failed,

@@ -106,7 +106,8 @@ def next_memory_state(
     """Return the state of the memory rules after a snapshot (the newest readings)."""
     if snapshot.machine is None:
         return previous
-    blocks = {**_blocks_online(snapshot.machine), **_known_blocks(previous.blocks_online)}
+    known = {node: online for node, online in previous.blocks_online.items() if isinstance(online, int)}
+    blocks = {**_blocks_online(snapshot.machine), **known}
     errors = next_edac_state(previous.errors, log, snapshot, settings.host, now, blocks)
     fact = log.facts.get((KernelLogCode.MEMORY_FAILURE, ""))
     failures, failed_since = (fact.times, fact.since) if fact else (0, None)
@@ -127,10 +128,6 @@ def unchanged_memory_state(previous: MemoryRuleState, snapshot: Snapshot) -> Mem
     """Return the memory rules' state after a snapshot with the same readings as in the last evaluation."""
     errors = unchanged_edac_state(previous.errors, snapshot)
     return previous if errors is previous.errors else previous._replace(errors=errors)
-
-
-def _known_blocks(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
-    return {node: online for node, online in blocks.items() if isinstance(online, int)}
 
 
 def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
