@@ -157,7 +157,7 @@ def test_raising_check_ends_no_thread() -> None:
     with monitor:
         plain_one = until(monitor, "d-0", Health.UNKNOWN, "check.plain.unreadable")
         async_one = until(monitor, "d-1", Health.UNKNOWN, "check.in-loop.unreadable")
-        silent_one = until(monitor, "d-2", Health.UNKNOWN, "check.speechless.unreadable")
+        silent_one = until(monitor, "d-2", Health.UNKNOWN, "check.raise-ending.unreadable")
         assert monitor.is_up
         assert monitor.failure is None
     assert silent_one.causes[0].evidence == "Ending"

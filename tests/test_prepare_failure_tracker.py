@@ -595,7 +595,7 @@ def test_device_named_by_an_index_leaves_the_file_readable(driver):
     tracker.record_success(replace(B, devices=(ClaimDevice("r", *index),)))
     fails(tracker, FailedDeviceError(index, "no answer", code="gpu.dead"))
     assert tracker.close(PATIENCE_S)
-    assert set(driver.saved()) == {"a", "b"}
+    assert set(driver.saved_verdicts()) == {"a", "b"}
     assert [fault.device for fault in driver.open().driver_faults()] == [DeviceRef(DRIVER, "node-1", "3")]
 
 

@@ -443,7 +443,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "true has no effect without nvsentinel.socket; set the socket", key="nvsentinel.remediate"
             )
-        if "/" in self.node_name and (self.k8s_enabled or self.nvsentinel_socket is not None):
+        if (self.k8s_enabled or self.nvsentinel_socket is not None) and "/" in self.node_name:
             text = f"{self.node_name!r} names no Node, which [k8s] and [nvsentinel] need; write it without /"
             raise ConfigError(text, key="agent.node-name")
         if self.gpu_slow_ns < self.period_ns:
