@@ -99,7 +99,7 @@ def test_pods_run_without_the_health_feature_gate(make_node: Callable[..., Node]
 def test_strict_kubelet_accepts_the_driver(
     make_node: Callable[..., Node],
 ) -> None:
-    """Kubelet e2e test: registration."""
+    """e2e_node: registration"""
     node = make_node(version="1.38")
     node.hostdev("--pod-uid", "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0")
     node.kubelet.wait_registered(HOSTDEV)

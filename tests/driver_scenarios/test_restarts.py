@@ -261,7 +261,7 @@ def test_pods_changed_without_a_kubelet_are_reconciled(node: Node) -> None:
 
 
 def test_driver_waits_for_the_kubelet(node: Node) -> None:
-    """Kubelet e2e test: registration."""
+    """e2e_node: registration"""
     node.kubelet.stop()
     driver = node.hostdev()
     driver.logs("offers")
