@@ -134,7 +134,9 @@ class ValueEncoder:
         """
         kind = type(value)
         if kind is int:
-            return value if INT64_MIN <= value <= UINT64_MAX else [LARGE_INT_TAG, _encode_large(value)]
+            if INT64_MIN <= value <= UINT64_MAX:
+                return value
+            return [LARGE_INT_TAG, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
         if kind is str:
             return value if value.isascii() else _text(value)
         if value is None or kind is float or kind is bool or kind is bytes:
@@ -227,10 +229,6 @@ def _getter(known: ValueClass) -> Any:
         (name,) = known.names
         return lambda value: (getattr(value, name),)
     return attrgetter(*known.names)
-
-
-def _encode_large(value: int) -> bytes:
-    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
 def _text(value: str) -> Any:
