@@ -91,6 +91,7 @@ class PaperMemory:
     corrupted_kib: Reading = 0
     edac: SourceState = SourceState.OK
     memory: SourceState = SourceState.OK
+    cores: SourceState = SourceState.OK
     settings: EngineSettings = field(default_factory=lambda: EngineSettings("node-a"))
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     log: LogSample | None = None
@@ -120,7 +121,7 @@ class PaperMemory:
 
     def snapshot(self) -> Snapshot:
         beat_ns = self.now.mono_ns
-        states = {"edac": self.edac, "memory": self.memory}
+        states = {"edac": self.edac, "memory": self.memory, "cores": self.cores}
         return Snapshot(
             seq=1,
             log=self.log,
@@ -440,6 +441,17 @@ def test_edac_line_has_result(line: str, code: str, answer: RuleResult) -> None:
 def found_on(paper: PaperMemory, nodes: int = 2) -> list[int]:
     """Return the nodes with a finding about an uncorrectable error."""
     return [node for node in range(nodes) if isinstance(paper.result(LOST, node), Finding)]
+
+
+def test_error_before_the_cores_are_read_counts_for_no_node() -> None:
+    """The core publishes EDAC's counters first, and the packages of the CPUs last."""
+    paper = PaperMemory((controller(1, ue=1), module(1, 0, ue=1, label=B1)))
+    paper.two_sockets()
+    packages, paper.packages, paper.cores = paper.packages, {}, SourceState.STARTING
+    assert paper.result(LOST, node=0) == paper.result(LOST, node=1) == NOT_YET
+    paper.packages, paper.cores = packages, SourceState.OK
+    assert paper.result(LOST, node=0) == NO_COUNTERS
+    assert paper.result(LOST, node=1) == lost_finding(f"mc1 {B1}: 1 uncorrectable error {SINCE}")
 
 
 @pytest.mark.parametrize("label", [B1, "CPU_SrcID#1_Channel#0_DIMM#1", "CPU_SrcID#1_Ha#0_Chan#2_DIMM#0"])

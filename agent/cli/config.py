@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.config.config import LoadedConfig, ValueOrigin
+    from agent.config.config import LoadedConfig
 
 COMMENT_COLUMN: Final = 40
 
@@ -57,7 +57,8 @@ def render(loaded: LoadedConfig, style: TextStyle) -> str:
     table = ""
     for setting in sorted(SETTINGS, key=_is_own_table):
         value, origin = _value(loaded, setting), loaded.origins.get(setting.key, DEFAULT)
-        comment = style.paint(f"# {clean(_origin_text(origin))}", "dim")
+        source = origin.name if origin.kind is not ValueOriginKind.DEFAULT else "default"
+        comment = style.paint(f"# {clean(source)}", "dim")
         if _is_own_table(setting):
             lines += _own_tables(setting.key, value, comment)
             continue
@@ -70,10 +71,6 @@ def render(loaded: LoadedConfig, style: TextStyle) -> str:
             f"{entry:{COMMENT_COLUMN}}{comment}" if len(entry) < COMMENT_COLUMN else f"{entry}  {comment}"
         )
     return "\n".join(lines[1:]) + "\n"
-
-
-def _origin_text(origin: ValueOrigin) -> str:
-    return origin.name if origin.kind is not ValueOriginKind.DEFAULT else "default"
 
 
 def _is_own_table(setting: Setting) -> bool:

@@ -230,9 +230,8 @@ def _from_verdict(verdict: PrepareVerdict) -> _VerdictRow:
 
 
 def _from_fault(fault: DriverFault) -> _FaultRow:
-    return _FaultRow(
-        **fault._asdict() | {"device": _DeviceRow(*fault.device), "claim": _ClaimRow(*fault.claim)}
-    )
+    rows = {"device": _DeviceRow(*fault.device), "claim": _ClaimRow(*fault.claim)}
+    return _FaultRow(**fault._asdict() | rows)
 
 
 def _from_devices(devices: Iterable[DeviceRef]) -> tuple[_DeviceRow, ...]:

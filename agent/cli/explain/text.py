@@ -114,17 +114,14 @@ def _consumer_rows(
     claim: ClaimFacts, pods: dict[PodRef, PodView], members: Iterable[PodView]
 ) -> Iterator[Row]:
     for ref, edges in direct_consumers(claim.view).items():
-        yield pod_name_with_state(pods[ref]), _strongest_relation(edges), clean(pod_owner(pods[ref]))
+        relation = min((edge.relation for edge in edges), key=_STRENGTHS.__getitem__)
+        yield pod_name_with_state(pods[ref]), relation, clean(pod_owner(pods[ref]))
     for edge in dict.fromkeys(edge.consumer for edge in claim.view.consumers if not edge.consumer.pod):
         is_group = edge.kind is ConsumerKind.POD_GROUP
         kind = edge.kind.value if is_group else edge.resource or "object"
         yield clean(f"{kind} {edge.name}"), Relation.RESERVED, ""
     for pod in members:
         yield pod_name_with_state(pod), "member", clean(pod_owner(pod))
-
-
-def _strongest_relation(edges: Sequence[ClaimConsumerEdge]) -> str:
-    return min((edge.relation for edge in edges), key=_STRENGTHS.__getitem__)
 
 
 def _device_names(refs: Sequence[DeviceRef]) -> str:

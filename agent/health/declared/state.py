@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import DeviceKind, InventoryDevice, declared_device
 from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.cpu.facts import CpuFacts
-from agent.health.host.memory.edac import has_source_been_read
+from agent.health.host.memory.edac import has_edac_been_read, has_source_been_read
 from agent.health.host.pci.state import PCI_LOG_CODES
 from agent.health.host.verdicts import DECLARED_RULES, HostRuleState, PoolsByDevice, main_sources
 from agent.health.kernel_log.facts import is_log_complete, log_reader_state
@@ -234,7 +234,7 @@ def _shared_memory_input(
             settings,
             (memory.blocks_online, memory.failure_lines, memory.locations),
             (log_reader_state(snapshot.log), is_log_complete(snapshot.log)),
-            (has_source_been_read(machine, "memory"), has_source_been_read(machine, "edac")),
+            (has_source_been_read(machine, "memory"), has_edac_been_read(machine)),
             (machine.numa, machine.nodes_online, machine.nodes_memory, machine.corrupted_kib),
         )
     )

@@ -182,7 +182,7 @@ def next_edac_state(
         having_memory: NUMA nodes that have memory or had some since the agent's start.
     """
     machine = snapshot.machine
-    if machine is None or not has_source_been_read(machine, "edac"):
+    if machine is None or not has_edac_been_read(machine):
         return previous
     sources = _edac_sources(machine)
     if sources == previous.sources and log is previous.log:
@@ -211,6 +211,13 @@ def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
     """Return True if the machine has the source ``name`` and the first pass (reading) of it has finished."""
     states = [source.state for source in machine.sources if source.name == name] if machine else []
     return any(state is not SourceState.STARTING for state in states)
+
+
+def has_edac_been_read(machine: MachineSample | None) -> bool:
+    """Return True if EDAC's counters and the CPU packages, which give the NUMA nodes, have been read."""
+    # the sources of a pass are published one by one; before, an error would count for all NUMA nodes
+    states = {source.name: source.state for source in machine.sources} if machine else {}
+    return "edac" in states and all(states.get(name) is not SourceState.STARTING for name in _SOURCES)
 
 
 def _next_counters(

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from agent.health.host.memory.edac import (
     EdacState,
     MemoryErrorCounts,
+    has_edac_been_read,
     has_source_been_read,
     next_edac_state,
     numa_nodes_with_memory,
@@ -174,7 +175,7 @@ def memory_rule_input(
         machine=MachineMemoryReadings(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
         if machine and has_source_been_read(machine, "memory")
         else None,
-        edac_read=has_source_been_read(machine, "edac"),
+        edac_read=has_edac_been_read(machine),
         sample=_numa(machine, numa_node) if machine else None,
         had_memory=numa_node in state.blocks_online,
         blocks_online=state.blocks_online.get(numa_node, NEVER_READ),
