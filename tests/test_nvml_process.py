@@ -549,7 +549,7 @@ class UnreadableProcfs:
     def __truediv__(self, name: str) -> "UnreadableProcfs":
         return self
 
-    def stat(self) -> os.stat_result:
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     exists = stat  # as Path.exists() of Python before 3.14

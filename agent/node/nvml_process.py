@@ -37,6 +37,7 @@ from agent.node.nvml_process_main import (
     encode_options,
 )
 from agent.sources.gpu_os_facts import NvidiaPciDevices, read_nvidia_devices
+from agent.system.files import may_exist
 from agent.system.output import describe_exit
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import get_logger
@@ -340,7 +341,7 @@ class NvmlProcess:
         """
         library = self._options.library
         files = [self._procfs_root / "driver/nvidia/version", *([Path(library)] if "/" in library else ())]
-        found = any(map(_may_exist, files)) or (is_bus_new and self._has_gpu_on_bus())
+        found = any(map(may_exist, files)) or (is_bus_new and self._has_gpu_on_bus())
         if found != self._has_driver:
             with self._lock:
                 self._has_driver = found
@@ -405,15 +406,6 @@ class NvmlProcess:
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
-
-
-def _may_exist(path: Path) -> bool:
-    """Return False if a file does not exist; True if it exists, or if the kernel does not say."""
-    try:
-        path.stat()
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError | NotADirectoryError)
-    return True
 
 
 def _spawn(sources: tuple[int, int, int]) -> int:

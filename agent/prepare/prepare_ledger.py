@@ -487,17 +487,13 @@ def _with_count(
         entry
         and before
         and entry.outcome.fingerprint == claim.fingerprint
-        and _has_same_class_and_code(before, verdict)
+        and (before.error_class, before.code) == (verdict.error_class, verdict.code)
     ):
         first_wall_s, count = before.first_wall_s, before.count + 1
     sticky_s, known = verdict.sticky_s, ledger.driver_faults
     if verdict.devices and all(has_active_fault(known, device, verdict.code) for device in verdict.devices):
         sticky_s = min(sticky_s, DRIVER_FAULT_CACHE_S)
     return replace(verdict, first_wall_s=first_wall_s, last_wall_s=now_wall_s, count=count, sticky_s=sticky_s)
-
-
-def _has_same_class_and_code(before: PrepareVerdict, verdict: PrepareVerdict) -> bool:
-    return (before.error_class, before.code) == (verdict.error_class, verdict.code)
 
 
 def with_monotonic_times(before: PrepareLedger, ledger: PrepareLedger, now_mono_s: float) -> PrepareLedger:

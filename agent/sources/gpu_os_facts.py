@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.model.gpu import GpuOsSample, StuckProcess
 from agent.model.machine_samples import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Absence, Missing
+from agent.system.files import exists
 from agent.system.process_stat import UNINTERRUPTIBLE, read_process_stat
 
 if TYPE_CHECKING:
@@ -244,8 +245,8 @@ def read_nvidia_devices(sysfs_root: Path) -> NvidiaPciDevices | Missing:
     nvswitches = 0
     try:
         for address in os.listdir(devices):
-            kind = _nvidia_pci_class(devices / address)
-            if kind in GPU_PCI_CLASSES and not (devices / address / "physfn").is_symlink():
+            kind, physfn = _nvidia_pci_class(devices / address), devices / address / "physfn"
+            if kind in GPU_PCI_CLASSES and not exists(physfn, follow_symlinks=False):
                 driver = _bound_driver(devices / address)
                 if driver != PASSTHROUGH_DRIVER:
                     drivers[address] = driver

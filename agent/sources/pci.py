@@ -28,6 +28,7 @@ from agent.sources.gpu_os_facts import (
     missing_from_error,
     pci_address_sort_key,
 )
+from agent.system.files import exists, may_exist
 
 UDEV_SYSFS_ROOT: Final = Path("/sys")
 """The only sysfs root that libudev reads."""
@@ -126,7 +127,7 @@ def _is_gpu(device: Path) -> bool:
     """Return whether an NVIDIA PCI function is a GPU and no virtual function. Raises as _read_id()."""
     pci_class = _read_id(device / "class")
     is_display = isinstance(pci_class, int) and pci_class >> 8 in GPU_PCI_CLASSES
-    return is_display and not (device / "physfn").is_symlink()
+    return is_display and not exists(device / "physfn", follow_symlinks=False)
 
 
 def _read_id(path: Path) -> Reading:
@@ -151,7 +152,7 @@ def _raise_own_failure(reading: object) -> None:
 def _read_pci_function(device: Path, model: str) -> PciSample | None:
     """Read one PCI function from its directory in sysfs; None: it was removed."""
     vendor = _read_number(device / "vendor")
-    if isinstance(vendor, Missing) and not device.is_dir():
+    if isinstance(vendor, Missing) and not may_exist(device):
         return None
     return PciSample(
         address=device.name,

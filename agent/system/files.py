@@ -408,6 +408,23 @@ StrPath = str | os.PathLike[str]
 """Path of a file or directory, as :func:`open` accepts it."""
 
 
+def exists(path: Path, *, follow_symlinks: bool = True) -> bool:
+    """Return whether a file exists. Raises OSError if the kernel does not say, unlike Path in Python 3.14."""
+    try:
+        path.stat(follow_symlinks=follow_symlinks)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def may_exist(path: Path) -> bool:
+    """Return False if a file does not exist; True if it exists, or if the kernel does not say."""
+    try:
+        return exists(path)
+    except OSError:
+        return True
+
+
 def absolute_path(path: StrPath) -> str:
     """Return a path made absolute from the working directory, without following links.
 

@@ -18,6 +18,7 @@ from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
+from agent.system.files import may_exist
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import PassTimer, get_logger
 
@@ -306,14 +307,4 @@ def _visible_part(sample: PodsSample) -> object:
 
 def _has_kubelet(kubelet_dir: Path) -> bool:
     """Return whether a kubelet that supports claims uses the directory, or the directory is unreadable."""
-    return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
-
-
-def _may_exist(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass
-    return True
+    return any(may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
