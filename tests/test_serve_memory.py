@@ -23,8 +23,8 @@ __all__ = ["short_tmp"]
 WATCH = "/drahealth.v1.Agent/Watch"
 WATCH_TAINTS = "/drahealth.v1.DriverLink/WatchTaints"
 DEVICES = 1000
-HEALTHY = 1
-"""Health.HEALTHY of drahealth.v1."""
+UNKNOWN = 0
+"""Health.UNKNOWN of drahealth.v1."""
 SERVER = f"""
 import sys
 from pathlib import Path
@@ -165,6 +165,8 @@ def test_idle_connections_at_the_descriptor_limit_make_no_device_unknown(short_t
         eventually(lambda: "connections" in agent.log, "the limit is logged")
         with agent.watch_reports() as watcher:
             for _ in range(4):  # reports of heartbeats, each after ten passes
-                assert {device.health for device in watcher.next().devices} == {HEALTHY}
+                devices = watcher.next().devices  # of this machine: another test may set a CPU offline
+                assert devices
+                assert UNKNOWN not in {device.health for device in devices}
         assert psutil.Process(agent.pid).num_fds() < 700
         assert "Unknown" not in agent.log
