@@ -216,8 +216,8 @@ def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
 def has_edac_been_read(machine: MachineSample | None) -> bool:
     """Return True if EDAC's counters and the CPU packages, which give the NUMA nodes, have been read."""
     # the sources of a pass are published one by one; before, an error would count for all NUMA nodes
-    states = {source.name: source.state for source in machine.sources} if machine else {}
-    return "edac" in states and all(states.get(name) is not SourceState.STARTING for name in _SOURCES)
+    states = {source.name: source.state for source in _edac_sources(machine)} if machine else {}
+    return "edac" in states and SourceState.STARTING not in states.values()
 
 
 def _next_counters(
