@@ -471,19 +471,31 @@ class CountedProcfs:
         return self.path / name
 
 
-def test_node_without_gpu_lists_the_pci_bus_at_start_and_after_events_only(
-    tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def start_without_driver(
+    tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch, failures: int = 0
+) -> tuple[Watched, CountedProcfs, list[Path]]:
+    """Start an NVML process without GPU and driver; return the roots whose bus was listed, too.
+
+    Args:
+        failures: Number of first listings that lack a descriptor.
+    """
     listed: list[Path] = []
 
-    def list_bus(root: Path) -> NvidiaPciDevices:
+    def list_bus(root: Path) -> NvidiaPciDevices | Missing:
         listed.append(root)
-        return NvidiaPciDevices((), (), 0)
+        lacks = len(listed) <= failures
+        return Missing(Absence.UNREADABLE, errno.EMFILE) if lacks else NvidiaPciDevices((), (), 0)
 
     monkeypatch.setattr(nvml_process, "read_nvidia_devices", list_bus)
     monkeypatch.setattr(nvml_process, "DRIVER_CHECK_S", 0.01)
     procfs = CountedProcfs(tmp_path)
-    watched = start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs)
+    return start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs), procfs, listed
+
+
+def test_node_without_gpu_lists_the_pci_bus_at_start_and_after_events_only(
+    tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched, procfs, listed = start_without_driver(tmp_path, start, monkeypatch)
     watched.until(lambda s: procfs.checks > 3)
     assert len(listed) == 1
     watched.nvml.request_count()  # the PCI bus changed
@@ -566,16 +578,7 @@ def test_driver_whose_files_have_an_error_is_no_absence(
 def test_bus_that_could_not_be_read_is_listed_again_without_an_event(
     tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed: list[Path] = []
-
-    def list_bus(root: Path) -> NvidiaPciDevices | Missing:
-        listed.append(root)
-        return Missing(Absence.UNREADABLE, errno.EMFILE) if len(listed) < 3 else NvidiaPciDevices((), (), 0)
-
-    monkeypatch.setattr(nvml_process, "read_nvidia_devices", list_bus)
-    monkeypatch.setattr(nvml_process, "DRIVER_CHECK_S", 0.01)
-    procfs = CountedProcfs(tmp_path)
-    watched = start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs)
+    watched, procfs, listed = start_without_driver(tmp_path, start, monkeypatch, failures=2)
     watched.until(lambda s: procfs.checks > 5)
     assert len(listed) == 3
 

@@ -319,7 +319,7 @@ func TestDeviceIsUnknownWithAnOldAgentBeforeItsFirstResult(t *testing.T) {
 		k := startKubelet(ctx, c)
 		time.Sleep(10 * second)
 		got := k.received(t)
-		if slices.ContainsFunc(got, func(one reportedHealth) bool { return one.health != isUnknown }) ||
+		if slices.ContainsFunc(got, func(entry reportedHealth) bool { return entry.health != isUnknown }) ||
 			len(got) == 0 || got[len(got)-1].text != noChecks {
 			t.Errorf("the kubelet received %v", got)
 		}
@@ -373,9 +373,9 @@ func TestDevicesThatAnOldAgentRefusesMakeNoSilentAgent(t *testing.T) {
 		k.received(t)
 		time.Sleep(170 * second)
 		got := k.received(t)
-		for _, one := range got {
-			if one.text != "" && one != (reportedHealth{one.at, "a", isUnknown, noChecks, 180 * second}) {
-				t.Errorf("the kubelet received %v", one)
+		for _, entry := range got {
+			if entry.text != "" && entry != (reportedHealth{entry.at, "a", isUnknown, noChecks, 180 * second}) {
+				t.Errorf("the kubelet received %v", entry)
 			}
 		}
 		if len(got) < 4 {
@@ -614,7 +614,7 @@ func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
 }
 
 func TestCloseWaitsForACheckThatEndsWithItsContext(t *testing.T) {
-	for _, one := range []struct {
+	for _, test := range []struct {
 		name       string
 		takes      time.Duration
 		wantClosed time.Duration
@@ -622,14 +622,14 @@ func TestCloseWaitsForACheckThatEndsWithItsContext(t *testing.T) {
 		{"ends", second / 10, second / 10},
 		{"ignores its context", 30 * second, budget},
 	} {
-		t.Run(one.name, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 				var ended atomic.Bool
 				a.checks = func(context.Context, *pb.ReportChecksRequest) error { return nil }
 				a.start()
 				add(t, c, HealthCheck{Name: "link", Every: time.Minute, Run: func(ctx context.Context, _ Device) (*Finding, error) {
 					<-ctx.Done()
-					time.Sleep(one.takes)
+					time.Sleep(test.takes)
 					ended.Store(true)
 					return nil, ctx.Err()
 				}})
@@ -637,7 +637,7 @@ func TestCloseWaitsForACheckThatEndsWithItsContext(t *testing.T) {
 				time.Sleep(second)
 				began := time.Now()
 				c.Close()
-				if took := time.Since(began); took != one.wantClosed || ended.Load() != (one.takes < budget) {
+				if took := time.Since(began); took != test.wantClosed || ended.Load() != (test.takes < budget) {
 					t.Errorf("closed after %s, the check has ended: %t", took, ended.Load())
 				}
 				time.Sleep(30 * second)

@@ -93,10 +93,10 @@ func (s *relay) hide(lists [][]kubeletplugin.DeviceHealth, hidden map[device]boo
 	}
 	for _, devices := range lists {
 		for at := range devices {
-			one := &devices[at] // a device that was declared without a pool has the node's name as pool
-			known := hidden[device{one.PoolName, one.DeviceName}] || hidden[device{"", one.DeviceName}]
-			if known && one.Health == kubeletplugin.HealthStatusHealthy {
-				one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
+			entry := &devices[at] // a device that was declared without a pool has the node's name as pool
+			known := hidden[device{entry.PoolName, entry.DeviceName}] || hidden[device{"", entry.DeviceName}]
+			if known && entry.Health == kubeletplugin.HealthStatusHealthy {
+				entry.Health, entry.Message = kubeletplugin.HealthStatusUnknown, noChecks
 			}
 		}
 	}

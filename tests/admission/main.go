@@ -89,10 +89,10 @@ func run() error {
 
 func compile(env *cel.Env, expressions []expression) ([]cel.Program, error) {
 	programs := make([]cel.Program, 0, len(expressions))
-	for _, one := range expressions {
-		checked, issues := env.Compile(one.Expression)
+	for _, expression := range expressions {
+		checked, issues := env.Compile(expression.Expression)
 		if issues.Err() != nil {
-			return nil, fmt.Errorf("%s: %w", one.Expression, issues.Err())
+			return nil, fmt.Errorf("%s: %w", expression.Expression, issues.Err())
 		}
 		program, err := env.Program(checked)
 		if err != nil {
