@@ -25,7 +25,7 @@ from no_threads import no_threads
 from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
 from wire.kubelet_apis import pod as pod_bytes
-from wire.serving import Serving, connections, descriptors, device, eventually, report, unhealthy
+from wire.serving import Serving, connections, descriptors, device, eventually, fail_once, report, unhealthy
 
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import build_consumer_map
@@ -294,6 +294,23 @@ def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
         return changes
 
     assert asyncio.run(watch()) == [True, False, False, True, False]
+
+
+def test_directory_that_epoll_cannot_watch_is_polled_and_watched_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's watches of epoll are used up for a moment (fs.epoll.max_user_watches)."""
+    raised = fail_once(monkeypatch, asyncio.SelectorEventLoop, "add_reader")
+
+    async def watch() -> list[bool]:
+        with closing(KubeletDirWatcher(tmp_path, HungGuard(), lambda: None)) as watcher:
+            changes = [await watcher.check_for_change(), watcher.is_watched]
+            return [*changes, await watcher.check_for_change(), watcher.is_watched]
+
+    before = len(descriptors())
+    assert asyncio.run(watch()) == [True, False, False, True]
+    assert raised
+    assert len(descriptors()) == before
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from wire.serving import Serving, eventually, fail_once, is_served, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
-from agent.serve import sockets
+from agent.serve import grpc_servers, sockets
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.grpc_servers import CHECK_S, GrpcServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
@@ -464,6 +464,20 @@ def test_created_socket_that_cannot_be_served_is_created_once_more(
     assert "created again: [Errno 12] Cannot allocate memory; clients cannot connect" in caplog.text
 
 
+def test_directory_that_epoll_cannot_watch_is_checked_and_watched_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user's watches of epoll are used up for a moment (fs.epoll.max_user_watches)."""
+    monkeypatch.setattr(grpc_servers, "UNWATCHED_CHECK_S", 0.1)
+    raised = fail_once(monkeypatch, asyncio.SelectorEventLoop, "add_reader")
+    with Serving(tmp_path / "run") as serving:
+        eventually(lambda: bool(raised), "the failed call")
+        for _ in range(2):  # found by a check, then by the watch
+            serving.health.unlink(missing_ok=True)
+            eventually(lambda: is_served(serving.health), "served again")
+    assert caplog.text.count("was removed by another process; created again") == 2
+
+
 def test_socket_that_cannot_be_restored_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -484,18 +498,18 @@ def test_socket_that_cannot_be_restored_is_logged_once(
 @pytest.mark.parametrize("steps", range(1, 14))
 def test_shutdown_while_a_socket_is_restored_removes_the_socket_file(tmp_path: Path, steps: int) -> None:
     async def restore_and_stop() -> None:
-        grpc_servers = GrpcServers(LatestValue(), runtime_dir=tmp_path, drivers=(), version="1")
-        (path,) = grpc_servers.paths
+        created = servers(tmp_path)
+        (path,) = created.paths
         server = HardenedServer([])
-        await server.listen(grpc_servers._listeners[path.name].sock)
+        await server.listen(created._listeners[path.name].sock)
         path.unlink()
-        restoring = asyncio.create_task(grpc_servers._restore_files({path.name: server}))
+        restoring = asyncio.create_task(created._restore_files({path.name: server}))
         for _ in range(steps):
             await asyncio.sleep(0)
         restoring.cancel()
         await asyncio.gather(restoring, return_exceptions=True)
         await server.stop("driver shutting down")
-        grpc_servers.close()
+        created.close()
         assert not path.exists()
 
     asyncio.run(restore_and_stop())

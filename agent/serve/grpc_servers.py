@@ -268,14 +268,16 @@ class GrpcServers:
         which is False if a directory cannot be watched.
         """
         loop, changed, watches = asyncio.get_running_loop(), asyncio.Event(), list[int]()
+        is_watched = False
         directories = {listener.path.parent for listener in self._listeners.values()}
         directories |= {lock.path.parent for lock in self._locks}
         try:
-            with suppress(ProbeError):
+            with suppress(ProbeError, OSError):  # OSError: the watches of this user's epoll are used up
                 for directory in directories:
                     watches.append(watch_directory(directory, includes_writes=False))
                     loop.add_reader(watches[-1], changed.set)
-            yield changed, len(watches) == len(directories)
+                is_watched = True
+            yield changed, is_watched
         finally:
             for watch in watches:
                 loop.remove_reader(watch)

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -117,8 +118,12 @@ static int fails_at(const char *kind, int at, const char *path) {
     return fails(kind, whole);
 }
 
+static int fails_from_begin_on(const char *kind, const char *what) {
+    return (given || atomic_load(&begun)) && fails(kind, what);
+}
+
 static int fails_from_begin(const char *kind) {
-    return (given || atomic_load(&begun)) && fails(kind, kind);
+    return fails_from_begin_on(kind, kind);
 }
 
 #define FDS 65536
@@ -347,8 +352,14 @@ int epoll_create1(int flags) {
 }
 
 int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event) {
+    char thread[20] = "", file[256], what[300];
+    int saved = errno;
+    prctl(PR_GET_NAME, thread);
+    fd_path(fd, file, sizeof file);
+    snprintf(what, sizeof what, "epoll of %s in thread %s", file, thread);
+    errno = saved;
     REAL(epoll_ctl);
-    return operation == EPOLL_CTL_ADD && fails_from_begin("epoll") ? -1 : real(epoll, operation, fd, event);
+    return operation == EPOLL_CTL_ADD && fails_from_begin_on("epoll", what) ? -1 : real(epoll, operation, fd, event);
 }
 
 void *mmap(void *at, size_t size, int prot, int flags, int fd, off_t offset) {

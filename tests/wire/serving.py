@@ -146,14 +146,14 @@ def eventually(
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[OSError]:
-    """Let the next call of an asynchronous method raise ENOMEM; return the raised error in a list."""
+    """Let the next call of a method raise ENOMEM; return the raised error in a list."""
     raised, method = list[OSError](), getattr(owner, name)
 
-    async def fail(*arguments: object) -> object:
+    def fail(*arguments: object) -> object:
         if not raised:
             raised.append(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
             raise raised[0]
-        return await method(*arguments)
+        return method(*arguments)
 
     monkeypatch.setattr(owner, name, fail)
     return raised

@@ -95,16 +95,21 @@ class KubeletDirWatcher:
         if directory is not None and unwatched and self._opened is None:
             with suppress(ProbeError):
                 self._opened = directory, watch_directory(self._path)
-        return _DirectoryState(directory, _file_id(self._path / CLAIMS_FILE, file=True), _is_link(self._path))
+        claims = _file_id(self._path / CLAIMS_FILE, file=True)
+        return _DirectoryState(directory, claims, os.path.islink(self._path))
 
     def _start_watching(self, directory: _FileId) -> None:
         # a watch opened late may be of another directory
         watched, descriptor = self._opened or (directory, None)
         self._opened = None
         self.close()
-        self._watched_id, self._descriptor = watched, descriptor
         if descriptor is not None:
-            asyncio.get_running_loop().add_reader(descriptor, self._drain, descriptor)
+            try:
+                asyncio.get_running_loop().add_reader(descriptor, self._drain, descriptor)
+            except OSError:  # the watches of this user's epoll are used up
+                os.close(descriptor)
+                return
+        self._watched_id, self._descriptor = watched, descriptor
 
     def _drain(self, descriptor: int) -> None:
         has_ended = False
@@ -125,13 +130,6 @@ def _is_watch_gone(events: bytes) -> bool:
             return True
         offset += _EVENT.size + name
     return False
-
-
-def _is_link(path: Path) -> bool:
-    try:
-        return path.is_symlink()
-    except OSError:  # no permission, a broken disk, ...
-        return False
 
 
 def _file_id(path: Path, *, file: bool) -> _FileId:
