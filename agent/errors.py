@@ -5,7 +5,11 @@ agent has no class here: it ends the process with its traceback.
 """
 
 from collections.abc import Iterable
+from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 from typing import Any, Final
+
+LACK_ERRNOS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
+"""Errnos of a call for which this process, or the machine, lacks a resource; its object may be well."""
 
 
 class CopyableError(Exception):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.errors import LACK_ERRNOS
 from agent.model.gpu import GpuOsSample, StuckProcess
 from agent.model.machine_samples import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Absence, Missing
@@ -213,7 +214,7 @@ def can_inspect_processes(procfs_root: Path) -> bool:
         try:
             read()
         except OSError as error:
-            if error.errno in OWN_FAILURES:
+            if error.errno in LACK_ERRNOS:
                 raise
             continue
         return True
@@ -327,12 +328,12 @@ def is_in_gpu_driver(process: Path) -> bool:
     try:
         return "[nvidia" in (process / "stack").read_text()
     except OSError as error:
-        if error.errno in OWN_FAILURES:
+        if error.errno in LACK_ERRNOS:
             raise
     try:
         return any(target.startswith("/dev/nvidia") for target in _open_file_targets(process))
     except OSError as error:
-        if error.errno in OWN_FAILURES:
+        if error.errno in LACK_ERRNOS:
             raise
         return False
 
@@ -351,10 +352,6 @@ def read_boot_id(procfs_root: Path) -> str:
         return (procfs_root / "sys/kernel/random/boot_id").read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-OWN_FAILURES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a read that say nothing about the file: this process, or the machine, lacks a resource."""
 
 
 def missing_from_error(error: OSError) -> Missing:

@@ -18,13 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from agent.errors import LACK_ERRNOS
 from agent.model.declared_devices import DeclaredNicDevice
 from agent.model.machine_samples import LinkLayer, NicPortSample, NicSample, PciSample
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.sources.gpu_os_facts import (
     GPU_PCI_CLASSES,
     NVIDIA_VENDOR_ID,
-    OWN_FAILURES,
     missing_from_error,
     pci_address_sort_key,
 )
@@ -142,7 +142,7 @@ def _read_id(path: Path) -> Reading:
 
 def _raise_own_failure(reading: object) -> None:
     """Raise OSError if a reading is missing because this process lacks descriptors or memory."""
-    if isinstance(reading, Missing) and reading.errno in OWN_FAILURES:
+    if isinstance(reading, Missing) and reading.errno in LACK_ERRNOS:
         raise OSError(reading.errno, os.strerror(reading.errno))
 
 
@@ -177,7 +177,7 @@ def _bound_driver(device: Path) -> str:
     try:
         return os.path.basename(os.readlink(device / "driver"))
     except OSError as error:
-        if error.errno in OWN_FAILURES:
+        if error.errno in LACK_ERRNOS:
             raise
         return ""
 
@@ -387,7 +387,7 @@ def _interface(port: Path, device: Path, number: int) -> str:
     try:
         names = sorted(os.listdir(device / "device/net"))
     except OSError as error:
-        if error.errno in OWN_FAILURES:
+        if error.errno in LACK_ERRNOS:
             raise
         return ""
     for found in names:
@@ -410,7 +410,7 @@ def _working_bond(interfaces: Path, name: str) -> str:
     try:
         master = os.path.basename(os.readlink(interfaces / name / "master"))
     except OSError as error:
-        if error.errno in OWN_FAILURES:
+        if error.errno in LACK_ERRNOS:
             raise
         return ""
     carrier = _read_deciding_text(interfaces / master / "carrier")

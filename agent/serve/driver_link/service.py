@@ -16,7 +16,7 @@ import grpclib.server
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from agent.errors import ConfigError, DrahealthError, ResourceBusyError
+from agent.errors import LACK_ERRNOS, ConfigError, DrahealthError, ResourceBusyError
 from agent.model.health import Taints
 from agent.serve.driver_link.handler_interface import DriverLinkHandler, TooManyDevices
 from agent.serve.grpc.hardened import HardenedStream, send_shared_message
@@ -34,9 +34,7 @@ DRAIN_S: Final = 0.3
 TEXT_BYTES: Final = 1024
 """Maximum length of an error text for a client [bytes]; longer texts are shortened."""
 
-_EXHAUSTED: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-)
+_EXHAUSTED: Final = LACK_ERRNOS | {errno.EDQUOT, errno.EFBIG, errno.ENOSPC}
 
 log = get_logger(__name__)
 

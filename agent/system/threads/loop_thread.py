@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import trio
 
-from agent.errors import unwrap_error
+from agent.errors import LACK_ERRNOS, unwrap_error
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, get_logger
 
-LACK_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
+_LACK_ERRNOS: Final = LACK_ERRNOS | {errno.ENOSPC}
 """Errnos of accept() and epoll_ctl() when descriptors, memory or the watches of a user are used up.
 
 asyncio retries accept() every second and would log a hundred tracebacks each time.
@@ -181,7 +181,7 @@ class AsyncioThread(LoopThread):
         if isinstance(transport, asyncio.Transport):
             transport.abort()
             sock = transport.get_extra_info("socket")
-        if sock is None or not (isinstance(error, OSError) and error.errno in LACK_ERRNOS):
+        if sock is None or not (isinstance(error, OSError) and error.errno in _LACK_ERRNOS):
             loop.default_exception_handler(context)
         elif count := self._complaints.tick():
             facts = (sock.getsockname(), error.strerror, count)
