@@ -11,8 +11,8 @@ from agent.engine.step import initial_state
 from agent.health.declared.driver_reports import (
     FAILED_DEVICE,
     STORED_MAX,
+    conditions_to_store,
     health_check_sources,
-    raised_check_faults,
 )
 from agent.health.state_machine import CLEAN_MIN_NS, Condition, ConditionPhase
 from agent.model.claim import ClaimRef, DeviceRef
@@ -248,7 +248,7 @@ def test_check_finding_survives_a_restart_of_the_driver(part: DeclaredPart | Non
     restart_driver(node)
     assert health_and_codes(node.check(None, raise_after=3, clear_after=2))[0] is Health.UNHEALTHY
     assert health_and_codes(node.check(None, raise_after=3, clear_after=2)) == (Health.HEALTHY, [])
-    assert node.state.checkpoint.checks == ()
+    assert node.state.checkpoint.conditions == ()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_finding_of_a_removed_check_ends_with_the_restart() -> None:
     node.checks.clear()
     restart_driver(node)
     assert health_and_codes(node.check(None, name="other")) == (Health.HEALTHY, [])
-    assert node.state.checkpoint.checks == ()
+    assert node.state.checkpoint.conditions == ()
 
 
 def test_stored_check_findings_are_limited_to_the_most_severe() -> None:
@@ -300,10 +300,10 @@ def test_stored_check_findings_are_limited_to_the_most_severe() -> None:
         conditions[f"check:a/b/dev-{number}", "firmware/fw.stuck"] = Condition(
             ConditionPhase.RAISED, finding, Instant(1, 2.0), 1, 1, 1
         )
-    stored = raised_check_faults(conditions)
+    stored = conditions_to_store(conditions)
     assert len(stored) == STORED_MAX
     assert {fault.severity for fault in stored} == {Severity.UNHEALTHY}
-    memory = PersistentState(checks=stored)
+    memory = PersistentState(conditions=stored)
     assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
 
 

@@ -26,7 +26,7 @@ from agent.model.persistent_faults import (
     Cure,
     DriverModule,
     KnownGpu,
-    PersistentCheckFault,
+    PersistentCondition,
     PersistentFault,
     PersistentState,
 )
@@ -465,11 +465,11 @@ def test_records_of_cleared_faults_are_stored_and_optional() -> None:
 def test_file_has_only_keys_that_release_0_1_accepts() -> None:
     """It refuses unknown keys of the file and of a fault, and ignores those of ``start``."""
     fault = FAULT._replace(first_ns=1, last_ns=2, healed_ns=3, bursts_ns=(1,))
-    of_check = PersistentCheckFault(
+    of_check = PersistentCondition(
         "a/b/dev-0", "firmware", "fw.stuck", Severity.UNHEALTHY, "stuck", "", None, None, 1, 1.0
     )
     of_gpu = of_check._replace(device="gpu-0", check="", code="gpu.lost", ended_ns=5)
-    memory = replace(MEMORY, faults=(fault,), runs=1, checks=(of_check, of_gpu))
+    memory = replace(MEMORY, faults=(fault,), runs=1, conditions=(of_check, of_gpu))
     data = encode_gpu_faults(memory)
     written = json.loads(data)
     released = json.loads((RELEASE / "gpu-faults.json").read_bytes())

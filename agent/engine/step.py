@@ -24,10 +24,10 @@ from agent.devices.inventory import in_report_order
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
 from agent.health.declared.driver_reports import (
     DriverFaultState,
+    conditions_to_store,
     declared_check_samples,
     health_check_sources,
-    raised_check_faults,
-    restored_check_conditions,
+    restored_conditions,
     subject_of_checks,
     update_driver_faults,
     with_driver_faults,
@@ -179,13 +179,13 @@ def initial_state(
         return state
     start = values_of_boot(saved.start, boot_id)
     seen = with_seen_features(state.gpus.rule_state, start.gpus)
-    checks = saved.checks if start is saved.start else ()
+    conditions = saved.conditions if start is saved.start else ()
     return replace(
         state,
-        conditions={**restored_check_conditions(checks), **state.conditions},
+        conditions={**restored_conditions(conditions), **state.conditions},
         host=restored_host_state(start),
         gpus=state.gpus._replace(rule_state=seen, checkpoint=saved.gpu_part),
-        checkpoint=replace(saved, start=start, checks=checks, runs=saved.runs + 1),
+        checkpoint=replace(saved, start=start, conditions=conditions, runs=saved.runs + 1),
     )
 
 
@@ -386,11 +386,11 @@ def _next_checkpoint(
     start = before.start
     if host.started and basis != state.start_basis:
         start = collect_baseline(start.boot_id, host, gpus.rule_state, state.settings)
-    checks = raised_check_faults(conditions)
-    same = (start, checks) == (before.start, before.checks)
+    stored = conditions_to_store(conditions)
+    same = (start, stored) == (before.start, before.conditions)
     if same and gpus.checkpoint is state.gpus.checkpoint:
         return basis, before
-    return basis, replace(gpus.checkpoint, start=start, checks=checks, runs=before.runs)
+    return basis, replace(gpus.checkpoint, start=start, conditions=stored, runs=before.runs)
 
 
 def _run_lease_s(checkpoint: PersistentState) -> int:

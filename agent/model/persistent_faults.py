@@ -219,9 +219,8 @@ class PersistentFault(NamedTuple):
     """CLOCK_MONOTONIC of boot ``boot_id`` at each time in ``bursts_wall_s`` [ns]; empty: not known."""
 
 
-class PersistentCheckFault(NamedTuple):
-    """Active fault that a driver's health check found, or fault that makes a GPU Unhealthy, also in its
-    probation. The agent stores the fault on disk."""
+class PersistentCondition(NamedTuple):
+    """Stored condition: a raised fault that a driver's health check found, or that makes a GPU Unhealthy."""
 
     device: str
     """Name of the device, ``driver/pool/name``, or of the GPU or MIG instance."""
@@ -254,7 +253,7 @@ NO_MODULE: Final = DriverModule()
 
 @dataclass(frozen=True, slots=True)
 class PersistentState:
-    """GPUs, GPU faults, faults of drivers' checks and baseline values that the agent stores.
+    """GPUs, GPU faults, raised conditions and baseline values that the agent stores.
 
     The default values are those at the agent's first start.
     """
@@ -264,14 +263,14 @@ class PersistentState:
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day, the oldest first."""
     start: BootBaseline = field(default_factory=BootBaseline)
-    checks: tuple[PersistentCheckFault, ...] = ()
-    """Faults that health checks of drivers found, and of Unhealthy GPUs, in the boot of ``start``."""
+    conditions: tuple[PersistentCondition, ...] = ()
+    """Conditions of drivers' health checks and of Unhealthy GPUs, raised in the boot of ``start``."""
     runs: int = 0
     """Number of times that the agent has started with this state file."""
     module: DriverModule = NO_MODULE
 
     @property
     def gpu_part(self) -> "PersistentState":
-        """Part of the stored state that concerns GPUs: the GPUs and the GPU faults, without faults of checks
+        """Part of the stored state that concerns GPUs: the GPUs and the GPU faults, without conditions
         and without the baseline."""
         return PersistentState(self.gpus, self.faults, self.cleared, module=self.module)

@@ -21,7 +21,7 @@ from agent.model.persistent_faults import (
     BootBaseline,
     DriverModule,
     KnownGpu,
-    PersistentCheckFault,
+    PersistentCondition,
     PersistentFault,
     PersistentState,
 )
@@ -81,7 +81,7 @@ class _Start(BootBaseline):
 
     module: DriverModule = NO_MODULE
     fault_times: tuple[_FaultTimes, ...] = ()
-    gpu_checks: tuple[PersistentCheckFault, ...] = ()
+    gpu_checks: tuple[PersistentCondition, ...] = ()
 
 
 _BASELINE: Final = tuple(field.name for field in fields(BootBaseline))
@@ -93,7 +93,7 @@ class _FaultsFile(msgspec.Struct):
     faults: list[_FAULT]  # type: ignore[valid-type]
     cleared: list[_CLEARED] = []  # type: ignore[valid-type]
     start: _Start = _Start()
-    checks: list[PersistentCheckFault] = []
+    checks: list[PersistentCondition] = []
     runs: Annotated[int, _NATURAL] = 0
 
 
@@ -120,7 +120,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
         faults=tuple(_with_times(fault, times.get(_fault_times(fault)[:4])) for fault in faults),
         cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
         start=BootBaseline(**{name: getattr(file.start, name) for name in _BASELINE}),
-        checks=(*file.checks, *file.start.gpu_checks),
+        conditions=(*file.checks, *file.start.gpu_checks),
         runs=file.runs,
         module=file.start.module,
     )
@@ -177,11 +177,11 @@ def _encode(memory: PersistentState) -> bytes:
         start["module"] = memory.module
     if times := [entry for entry in map(_fault_times, memory.faults) if any(entry[4:])]:
         start["fault_times"] = times
-    if of_gpus := [fault for fault in memory.checks if not fault.check]:
+    if of_gpus := [fault for fault in memory.conditions if not fault.check]:
         start["gpu_checks"] = of_gpus
     if start:
         content["start"] = start
-    if of_checks := [fault[:-1] for fault in memory.checks if fault.check]:  # release 0.1 accepts no more
+    if of_checks := [fault[:-1] for fault in memory.conditions if fault.check]:  # release 0.1 accepts no more
         content["checks"] = of_checks
     if memory.runs:
         content["runs"] = memory.runs
@@ -314,5 +314,5 @@ def _urgent_part(memory: PersistentState) -> object:
         fault._replace(times=0, last_wall_s=0, last_ns=0, log_us=0, texts=(), counters=())
         for fault in memory.faults
     ]
-    checks = [(*fault[:4], fault.ended_ns) for fault in memory.checks]
-    return memory.gpus, faults, memory.cleared, memory.start, memory.runs, memory.module, checks
+    conditions = [(*fault[:4], fault.ended_ns) for fault in memory.conditions]
+    return memory.gpus, faults, memory.cleared, memory.start, memory.runs, memory.module, conditions

@@ -23,7 +23,7 @@ from agent.health.verdict import VerdictContext, replace_causes
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Health, Repair, Severity
-from agent.model.persistent_faults import PersistentCheckFault
+from agent.model.persistent_faults import PersistentCondition
 from agent.model.prepare import DriverFault
 from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import CUSTOM_PREFIX
@@ -99,7 +99,7 @@ NEVER_BY_TIME_NS: Final = 1 << 62
 """Clearing time that never ends [ns]: a fault from a health check clears after a number of good runs."""
 
 STORED_MAX: Final = 256
-"""Largest number of check faults in the checkpoint; the most severe are stored."""
+"""Largest number of conditions in the checkpoint; the most severe are stored."""
 _SUBJECT: Final = "check:"
 
 CheckSamplesByDevice = Mapping[Subject, Sequence[DriverCheckSample]]
@@ -212,11 +212,10 @@ def subject_of_checks(subject: Subject) -> Subject:
     return f"{_SUBJECT}{subject}"
 
 
-def raised_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
-    """Return the raised faults that health checks found or that make GPUs Unhealthy, to be stored for a
-    restart of the agent."""
-    found = [
-        PersistentCheckFault(
+def conditions_to_store(conditions: Conditions) -> tuple[PersistentCondition, ...]:
+    """Return the raised conditions of health checks and of Unhealthy GPUs, for the agent's next start."""
+    stored = [
+        PersistentCondition(
             subject.removeprefix(_SUBJECT),
             key.removesuffix(condition.finding.code).removesuffix("/"),
             condition.finding.code,
@@ -237,17 +236,19 @@ def raised_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, .
             else key.startswith("gpu.") and condition.finding.severity is Severity.UNHEALTHY
         )
     ]
-    return tuple(sorted(found, key=lambda fault: (-fault.severity, fault[:3]))[:STORED_MAX])
+    return tuple(sorted(stored, key=lambda fault: (-fault.severity, fault[:3]))[:STORED_MAX])
 
 
-def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditions:
-    """Return the conditions (raised faults) for faults that health checks or readings of GPUs showed before a
-    restart of the agent. Each counts in the verdict until its check has passed often enough, or no longer
-    exists, or until its probation is over and the GPU was read."""
+def restored_conditions(stored: Iterable[PersistentCondition]) -> Conditions:
+    """Return the conditions that the agent stored before its restart. Each counts in the verdict until its
+    check has passed often enough or no longer exists, or until its probation is over and the GPU was read."""
+
+    def key(fault: PersistentCondition) -> tuple[Subject, str]:
+        of_check = subject_of_checks(fault.device), f"{fault.check}/{fault.code}"
+        return of_check if fault.check else (fault.device, fault.code)
+
     return {
-        (subject_of_checks(fault.device), f"{fault.check}/{fault.code}")
-        if fault.check
-        else (fault.device, fault.code): Condition(
+        key(fault): Condition(
             ConditionPhase.PROBATION if fault.ended_ns else ConditionPhase.RAISED,
             Finding(
                 fault.code, fault.severity, fault.evidence, fault.advice, fault.blame, repair=fault.repair
@@ -257,7 +258,7 @@ def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditi
             fault.ended_ns,
             0,
         )
-        for fault in faults
+        for fault in stored
     }
 
 
