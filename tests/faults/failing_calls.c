@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -33,7 +34,7 @@ static atomic_int counted, begun;
 /* Order of a test: fail the n-th call from now on. */
 struct order {
     atomic_int counted;     /* calls of the kind since the order */
-    atomic_int thread;      /* the thread whose calls count; 0: any */
+    atomic_int thread;      /* the thread whose calls count; 0: any; negative: all but this one */
     atomic_int tcp_thread;  /* the thread that accepted the last TCP connection */
     char program[20];       /* the program whose calls count, by its name in argv; empty: any */
     char call[48];          /* <kind>:<n>:<errno>; empty: no call fails */
@@ -52,7 +53,8 @@ static __attribute__((constructor)) void map_order(void) {
 
 static int is_ordered_here(void) {
     int thread = atomic_load(&given->thread);
-    if (thread && thread != (int)syscall(SYS_gettid))
+    int caller = (int)syscall(SYS_gettid);
+    if (thread > 0 ? caller != thread : thread && caller == -thread)
         return 0;
     return !*given->program || !strcmp(given->program, program_invocation_short_name);
 }
@@ -360,6 +362,16 @@ int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event) {
     errno = saved;
     REAL(epoll_ctl);
     return operation == EPOLL_CTL_ADD && fails_from_begin_on("epoll", what) ? -1 : real(epoll, operation, fd, event);
+}
+
+int inotify_init1(int flags) {
+    REAL(inotify_init1);
+    return fails_from_begin("inotify") ? -1 : real(flags);
+}
+
+int inotify_add_watch(int fd, const char *path, uint32_t mask) {
+    REAL(inotify_add_watch);
+    return fails_from_begin("inotify") ? -1 : real(fd, path, mask);
 }
 
 void *mmap(void *at, size_t size, int prot, int flags, int fd, off_t offset) {

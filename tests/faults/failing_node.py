@@ -65,7 +65,15 @@ class CallOrder:
         return int(self._LAYOUT.unpack(self._memory)[0])
 
     def give(self, call: str, number: int, error: int, *, thread: int = 0, program: str = "") -> None:
-        """Fail a call from now on: of one thread, or of the programs with a name."""
+        """Fail a call from now on.
+
+        Args:
+            call: Kind of the call.
+            number: Number of the call that fails, from 1.
+            error: Errno of the call.
+            thread: Thread whose calls count; negative: all threads but this one; 0: all.
+            program: Program whose calls count; empty: all.
+        """
         order = f"{call}:{number}:{error}".encode()
         self._memory[:] = self._LAYOUT.pack(0, thread, self.tcp_thread, program.encode(), b"")
         self._memory[-48:] = order.ljust(48, b"\0")  # last: programs obey from here on

@@ -5,6 +5,7 @@ import errno
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import trio
-from agents import DRIVER, Agent, PlainSysfs, run_command
+from agents import DRIVER, Agent, PlainSysfs, run_command, short_tmp
+from explain_node import Node as Kubelet
+from explain_node import podresources_answer, pods_answer, prepared_claim
 from http_agents import listening_agent
 from http_client import get
+from kubelet_files import checkpoint
 from own_process import run_in_own_process
 from patience import PATIENCE_S
 from prometheus import free_ports
@@ -39,10 +43,14 @@ from agent.model.time import NS
 from agent.node import nvml_process
 from agent.node.node_source import NodeSource, engine_settings, open_node_source
 from agent.node.nvml_process import NvmlProcess
+from agent.node.pods import tracker
+from agent.node.pods.tracker import PodTracker
+from agent.serve.kubelet import pods_api
+from agent.sources.kubelet_files import CLAIMS_FILE
 from agent.system.timing import read_clocks
 from faults.failing_node import POOL, CallOrder, FailingNode, library, node
 
-__all__ = ["library", "node"]
+__all__ = ["library", "node", "short_tmp"]
 pytestmark = pytest.mark.timeout(3600)  # hundreds of processes one after the other
 
 CALLS: Final = {
@@ -61,6 +69,7 @@ CALLS: Final = {
     "send": (errno.EPIPE, errno.ENOBUFS, errno.EAGAIN),
     "recv": (errno.ECONNRESET, errno.ENOBUFS, errno.ENOMEM),
     "epoll": (errno.ENOMEM, errno.ENOSPC),
+    "inotify": (errno.EMFILE, errno.ENOSPC),
     "mmap": (errno.ENOMEM,),
     "thread": (errno.EAGAIN,),
 }
@@ -402,3 +411,101 @@ class WatchedNode:
             if is_read and not report.starting and healths(report) == NVML_HEALTH and condition(gpus):
                 return gpus
             assert time.monotonic() < end_s, (what, report.devices, snapshot.gpus)
+
+
+# --- the thread that tracks pods ---------------------------------------------------------------------------
+
+POD_CALLS: Final = {
+    "open": (errno.EMFILE, errno.EACCES, errno.EIO),
+    "stat": (errno.ENOMEM, errno.EACCES),
+    "read": (errno.EIO, errno.ENOMEM),
+    "socket": (errno.EMFILE,),
+    "connect": (errno.ECONNREFUSED, errno.EAGAIN),
+    "send": (errno.EPIPE, errno.ENOBUFS),
+    "recv": (errno.ECONNRESET, errno.EINTR),
+    "epoll": (errno.ENOSPC, errno.EMFILE),
+    "inotify": (errno.EMFILE, errno.ENOSPC),
+    "thread": (errno.EAGAIN,),
+}
+POD_CASES: Final = [
+    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
+    for call in POD_CALLS
+    for error in POD_CALLS[call]
+]
+POD_CALLS_MAX: Final = 16
+"""Number of calls of a kind that fail; the thread polls as long as it runs."""
+POD_CLAIMS: Final = tuple(prepared_claim("gpus", device, pods=["u-1"]) for device in ("gpu-0", "gpu-1"))
+POD_USES: Final = ({"u-1": ["gpu-0"]}, {"u-1": ["gpu-1"]})
+
+
+@pytest.mark.parametrize(("call", "error"), POD_CASES)
+def test_pod_tracker_with_a_failed_call_never_lies_and_recovers(
+    library: Path,
+    short_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    error: int,
+) -> None:
+    kubelet = Kubelet(short_tmp, capsys)
+    kubelet.write_checkpoint(POD_CLAIMS[0])
+    with kubelet.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]))):
+        for name, value in CallOrder(short_tmp / "order").environ(library, kubelet.kubelet).items():
+            monkeypatch.setenv(name, value)
+        run_in_own_process(fail_calls_of_pod_tracker, short_tmp, call, error)
+
+
+def fail_calls_of_pod_tracker(directory: str, call: str, error: str) -> None:
+    """Fail the calls of a kind one after the other, each in another tracker from its start on."""
+    tracker.RETRY_S = tracker.MIN_PAUSE_S = 0.05  # type: ignore[misc]
+    pods_api.PAUSES_S = (0.05,)  # type: ignore[misc]
+    uncaught: list[object] = []
+    threading.excepthook = uncaught.append
+    root, files = Path(directory), [Path(directory) / name for name in ("first", "second")]
+    for file, claim in zip(files, POD_CLAIMS, strict=True):
+        file.write_bytes(checkpoint([claim]))
+    config = Config(
+        node_name="node-1",
+        cgroupfs_root=root / "cgroup",
+        sysfs_root=root / "sys",
+        runtime_dir=root / "run",
+        state_dir=root / "state",
+        kubelet_dir=root / "kubelet",
+        pods_period_ns=NS,
+        pods_audit_ns=0,
+    )
+    order = CallOrder(root / "order")
+    for number in range(1, POD_CALLS_MAX + 1):
+        where, opened = f"{call} {number}", len(descriptors())
+        (root / "kubelet" / CLAIMS_FILE).write_bytes(files[0].read_bytes())
+        pods = PodTracker(config, clock=read_clocks)
+        order.give(call, number, int(error), thread=-threading.get_native_id())
+        pods.start(lambda: None)
+        until_uses(pods, [{}], POD_USES[0], where)
+        shutil.copy(files[1], root / "new")
+        (root / "new").replace(root / "kubelet" / CLAIMS_FILE)
+        until_uses(pods, [POD_USES[0]], POD_USES[1], where)
+        eventually(lambda pods=pods: pods.sample.names == {"u-1": "team-a/pod-u-1"}, f"{where}: its name")
+        assert pods.stop(PATIENCE_S), where
+        counted = order.withdraw()
+        assert not uncaught, (where, uncaught)
+        eventually(lambda opened=opened: len(descriptors()) <= opened, f"{where}: {opened} descriptors")
+        if counted < number:
+            return
+
+
+def until_uses(
+    pods: PodTracker, before: list[dict[str, list[str]]], expected: dict[str, list[str]], where: str
+) -> None:
+    """Wait until the uses of devices are the expected ones and their source is OK; meanwhile those before."""
+
+    def is_expected() -> bool:
+        sample = pods.sample
+        if sample is None:
+            return False
+        uses = {uid: [ref.device for ref in refs] for uid, refs in sample.uses.items()}
+        assert uses == expected or uses in before, (where, sample)
+        assert uses == expected or sample.source.state is not SourceState.OK or uses, (where, sample)
+        return uses == expected and sample.source.state is SourceState.OK
+
+    eventually(is_expected, lambda: f"{where}: {expected}: {pods.sample}")

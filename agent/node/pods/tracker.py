@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.config.config import CHECKPOINT, PODS_API, Config
@@ -141,12 +140,18 @@ class PodTracker:
     # --- poll thread only ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not _has_kubelet(self._config.kubelet_dir):
-            self._set_sample(SourceState.ABSENT, f"{self._config.kubelet_dir}: no kubelet that knows claims")
+        directory = self._config.kubelet_dir
+        while not (may_exist(directory / CHECKPOINT) or may_exist(directory / PODS_API)):
+            self._set_sample(SourceState.ABSENT, f"{directory}: no kubelet that knows claims")
             if self._ended.wait(RETRY_S):
                 return
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._poll_until_stopped())
+        while not self._ended.is_set():
+            try:
+                with suppress(asyncio.CancelledError):
+                    asyncio.run(self._poll_until_stopped())
+            except OSError as error:  # no descriptor or memory for the event loop
+                self._set_sample(SourceState.FAILING, f"event loop: {error.strerror}; will retry")
+                self._ended.wait(RETRY_S)
 
     async def _poll_until_stopped(self) -> None:
         from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
@@ -303,8 +308,3 @@ def _visible_part(sample: PodsSample) -> object:
     """Return the part of a sample of pods whose change wakes the engine loop: all but counters and times."""
     source = sample.source
     return (source.state, source.detail, sample.uses, sample.names, sample.findings)
-
-
-def _has_kubelet(kubelet_dir: Path) -> bool:
-    """Return whether a kubelet that supports claims uses the directory, or the directory is unreadable."""
-    return any(may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
