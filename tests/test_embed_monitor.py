@@ -30,6 +30,7 @@ from agent.model.health import Blame, Effect, Finding, Health, Taints
 from agent.model.prepare import DriverFault
 from agent.model.time import Instant
 from agent.prepare.errors import FailedDeviceError
+from agent.system.threads import loop_thread
 
 __all__ = ["patient", "short_tmp"]
 pytestmark = pytest.mark.usefixtures("patient")
@@ -455,16 +456,22 @@ def test_core_that_fails_before_the_first_report_is_reported() -> None:
         assert not monitor.wait_delivered([fault("d-0")], PATIENCE_S)
 
 
-def test_unopenable_sources_are_a_failure_without_exception(hardware: Any) -> None:
+def test_monitor_without_a_free_descriptor_begins_later(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_thread, "START_RETRY_S", 0.01)
     monitor = monitor_of(**hardware)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         monitor.start()
-        wait_until_failed(monitor)
+        cause = "cannot begin: sampler: cannot be opened: Too many open files; 1 attempts failed"
+        eventually(lambda: cause in caplog.text, "the cause is logged")
+        assert monitor.report is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert "Too many open files" in str(monitor.failure)
+    assert monitor.wait_ready(PATIENCE_S)
+    assert monitor.failure is None
     assert monitor.stop(PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""The asyncio thread loses no exception, and always lets go of its owner."""
+"""Threads of event loops: they lose no exception, and survive a lack of descriptors."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 from patience import PATIENCE_S
 
-from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.threads import loop_thread
+from agent.system.threads.loop_thread import AsyncioThread, TrioThread
 
 
 async def run_forever(ready: Callable[[], None]) -> None:
@@ -242,3 +245,28 @@ def test_uncaught_exception_of_the_loop_is_logged(caplog: pytest.LogCaptureFixtu
 
 def test_stop_of_an_unstarted_thread_does_nothing() -> None:
     assert AsyncioThread(run_forever, on_failure=fail_test).stop()
+
+
+def test_trio_thread_without_a_free_descriptor_creates_its_loop_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_thread, "START_RETRY_S", 0.01)
+    create, failures, ran = socket.socketpair, iter((errno.EMFILE, errno.ENOBUFS)), threading.Event()
+
+    def fail_twice(*arguments: Any) -> tuple[socket.socket, socket.socket]:
+        if number := next(failures, 0):
+            raise OSError(number, os.strerror(number))
+        return create(*arguments)
+
+    async def run_task() -> None:
+        ran.set()
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(socket, "socketpair", fail_twice)
+    thread = TrioThread(lambda: [run_task], fail_test, "dh-core")
+    thread.start()
+    assert ran.wait(PATIENCE_S)
+    assert thread.stop(PATIENCE_S)
+    assert [record.getMessage() for record in caplog.records] == [
+        "thread dh-core: cannot begin: [Errno 24] Too many open files; 1 attempts failed; will retry"
+    ]

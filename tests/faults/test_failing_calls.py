@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,12 +25,22 @@ from explain_node import Node as Kubelet
 from explain_node import podresources_answer, pods_answer, prepared_claim
 from http_agents import listening_agent
 from http_client import get
+from kubelet import FakeKubelet, Pace
 from kubelet_files import checkpoint
 from own_process import run_in_own_process
 from patience import PATIENCE_S
 from prometheus import free_ports
 from scenarios.machine_files import MachineFiles
 from scenarios.row import Row
+from test_embed_processes import (
+    NODE,
+    PAGES,
+    Program,
+    assert_nothing_left,
+    config_of,
+    run_pod,
+    wait_for_pod_message,
+)
 from wire.serving import descriptors, eventually
 
 from agent.config.config import Config
@@ -509,3 +520,72 @@ def until_uses(
         return uses == expected and sample.source.state is SourceState.OK
 
     eventually(is_expected, lambda: f"{where}: {expected}: {pods.sample}")
+
+
+# --- a driver that embeds drahealth ------------------------------------------------------------------------
+
+DRIVER_CALLS: Final = {
+    "open": errno.EMFILE,
+    "read": errno.EIO,
+    "write": errno.ENOSPC,
+    "fsync": errno.EIO,
+    "rename": errno.ENOSPC,
+    "socket": errno.EMFILE,
+    "listen": errno.EADDRINUSE,
+    "setsockopt": errno.ENOBUFS,
+    "accept": errno.EMFILE,
+    "send": errno.EPIPE,
+    "recv": errno.ECONNRESET,
+    "inotify": errno.ENOSPC,
+}
+DRIVER_CASES: Final = [
+    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}") for call, error in DRIVER_CALLS.items()
+]
+DRIVER_CALLS_MAX: Final = 8
+"""Number of calls of a kind that fail in a driver, from its start on."""
+
+
+@pytest.mark.parametrize(("call", "error"), DRIVER_CASES)
+def test_driver_with_a_failed_call_ends_at_its_start_or_reports_a_fault(
+    library: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    """A driver that ends is started again by the kubelet; one that runs must not stay without health."""
+    for number in range(1, DRIVER_CALLS_MAX + 1):
+        with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as name:
+            root, mark = Path(name), Path(name) / "failed"
+            for directory in ("plugins_registry", "claims", "held"):
+                (root / directory).mkdir()
+            sysfs = config_of(root)
+            order = {
+                "FAIL_CALL": f"{call}:{number}:{error}",
+                "FAIL_BELOW": f"{root}/",
+                "FAIL_MARK": str(mark),
+            }
+            with FakeKubelet(root, version="1.36", pace=Pace.fast()) as kubelet:
+                with monkeypatch.context() as patch:
+                    for variable, value in {"LD_PRELOAD": str(library), **order}.items():
+                        patch.setenv(variable, value)
+                    program = Program(root, "threaded_driver.py")
+                with program as driver:
+                    eventually(
+                        partial(is_registered_or_over, kubelet, driver), f"{call} {number}: registered"
+                    )
+                    if kubelet.plugins:
+                        kubelet.wait_health(PAGES, NODE, "pages-0", "Healthy")
+                        pod = run_pod(kubelet, "a", "pages-0", PAGES)
+                        kubelet.wait_running(pod)
+                        sysfs.resize(4)
+                        assert "mem.hugepages" in wait_for_pod_message(kubelet, pod, "Unhealthy")
+                        code, _ = driver.end()
+                        assert code == 0, driver.errors.read_text()
+                        assert_nothing_left(root)
+                    else:
+                        assert driver.process.returncode == 1, driver.errors.read_text()
+                        assert "Error: " in driver.errors.read_text()
+            if not mark.exists():
+                return
+
+
+def is_registered_or_over(kubelet: FakeKubelet, driver: Program) -> bool:
+    """Return whether the kubelet has registered a driver, or its process has ended."""
+    return bool(kubelet.plugins) or driver.process.poll() is not None

@@ -412,10 +412,15 @@ class HardenedServer(server.Server):
         """
         former, loop = self._server, asyncio.get_running_loop()
         # Not start(): asyncio then loads its TLS code, to check that the socket is none of TLS.
-        self._server = await loop.create_unix_server(
+        server = await loop.create_unix_server(
             self._protocol_factory, sock=sock, backlog=ACCEPT_LIMIT, **_KEEP_FILE
         )
-        sock.listen(BACKLOG)
+        try:
+            sock.listen(BACKLOG)
+        except OSError:
+            server.close()
+            raise
+        self._server = server
         if former is not None:
             try:
                 await close_server(former)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from agent.errors import LACK_ERRNOS, unwrap_error
+from agent.errors import LACK_ERRNOS, ProbeError, unwrap_error
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, get_logger
 
@@ -21,6 +22,8 @@ _LACK_ERRNOS: Final = LACK_ERRNOS | {errno.ENOSPC}
 asyncio retries accept() every second and would log a hundred tracebacks each time.
 """
 
+START_RETRY_S: Final = 1.0
+"""Time until a Trio thread that lacked descriptors or memory begins again [s]."""
 START_LIMIT_S: Final = 60.0
 """Default of the longest wait until an asyncio thread is ready [s].
 
@@ -207,12 +210,15 @@ class TrioThread(LoopThread):
         """Create a thread that is not started.
 
         Args:
-            open_tasks: Called in the thread before the loop starts, so it may block. Returns the tasks.
+            open_tasks: Called in the thread before the loop starts, so it may block. Returns the tasks. It is
+                called again if it raises a ProbeError, or an OSError with an errno of _LACK_ERRNOS.
             on_failure: Called in the thread with a task's exception, after all tasks were cancelled.
             name: Name of the thread.
         """
         super().__init__(on_failure, name)
         self._open_tasks = open_tasks
+        self._runs_tasks = False
+        self._complaints = LogRateLimiter()
         self._stop: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -233,7 +239,20 @@ class TrioThread(LoopThread):
 
     def _run(self) -> None:
         try:
-            trio.run(self._supervise, self._open_tasks())
+            tasks: Sequence[TrioTask] | None = None
+            while not self._stopping:
+                try:
+                    if tasks is None:
+                        tasks = self._open_tasks()
+                    return trio.run(self._supervise, tasks)
+                except (OSError, ProbeError) as lack:
+                    is_passing = isinstance(lack, ProbeError) or lack.errno in _LACK_ERRNOS
+                    if self._runs_tasks or not is_passing:
+                        raise
+                    if count := self._complaints.tick():
+                        facts = (self._thread.name, lack, count)
+                        log.warning("thread %s: cannot begin: %s; %d attempts failed; will retry", *facts)
+                    time.sleep(START_RETRY_S)
         except BaseException as raised:  # whatever a task raises goes to on_failure
             error = unwrap_error(raised)
             if self._stopping:
@@ -244,6 +263,7 @@ class TrioThread(LoopThread):
                 self._on_failure(error)
 
     async def _supervise(self, tasks: Sequence[TrioTask]) -> None:
+        self._runs_tasks = True
         token, stop = trio.lowlevel.current_trio_token(), trio.Event()
 
         def stop_from_thread() -> None:
