@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from agent.record.replay import ChangeSettings
     from agent.record.segment_file import RecordPath
     from agent.record.what_if import (
-        CauseChange,
         FaultInterval,
         Incident,
         RecordComparison,
@@ -286,7 +285,7 @@ def _text(
                 "all rules" if score.code == "*" else score.code,
                 _format_share(score.precision),
                 _format_share(score.recall),
-                _format_delay(score.delay_s),
+                "{:.0f} s ({:.0f} to {:.0f})".format(*score.delay_s) if score.delay_s else "-",
             )
         lines += ["", *table.lines(style)]
     days = sum(comparison.observed_s for comparison in found) / DAY_S
@@ -324,10 +323,6 @@ def _format_share(share: SuccessRate) -> str:
     return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f}), {share.successes} of {share.trials}"
 
 
-def _format_delay(delay: tuple[float, float, float] | None) -> str:
-    return "-" if delay is None else f"{delay[0]:.0f} s ({delay[1]:.0f} to {delay[2]:.0f})"
-
-
 def _document(
     found: list[RecordComparison], scores: tuple[list[RuleScore], ...], elapsed_s: float
 ) -> dict[str, Any]:
@@ -343,25 +338,35 @@ def _document(
             }
             for run in found
         ],
-        "changes": [_change_document(change) for comparison in found for change in comparison.changes()],
+        "changes": [
+            {
+                "kind": str(change.kind),
+                "node": change.node,
+                "device": change.device,
+                "code": change.code,
+                "recorded": _interval_document(change.recorded),
+                "other": _interval_document(change.other),
+            }
+            for comparison in found
+            for change in comparison.changes()
+        ],
         "pods": {"onlyRecorded": spared, "onlyOther": exposed},
         "elapsedSeconds": elapsed_s,
     }
     if scores:
-        recorded, other = ([_score_document(score) for score in rows] for rows in scores)
-        document["scores"] = {"recorded": recorded, "other": other}
+        document["scores"] = {
+            name: [
+                {
+                    "code": score.code,
+                    "precision": score.precision._asdict(),
+                    "recall": score.recall._asdict(),
+                    "secondsToDetect": score.delay_s,
+                }
+                for score in rows
+            ]
+            for name, rows in zip(("recorded", "other"), scores, strict=True)
+        }
     return document
-
-
-def _change_document(change: CauseChange) -> dict[str, Any]:
-    return {
-        "kind": str(change.kind),
-        "node": change.node,
-        "device": change.device,
-        "code": change.code,
-        "recorded": _interval_document(change.recorded),
-        "other": _interval_document(change.other),
-    }
 
 
 def _interval_document(interval: FaultInterval | None) -> dict[str, Any] | None:
@@ -372,15 +377,6 @@ def _interval_document(interval: FaultInterval | None) -> dict[str, Any] | None:
         "end": rfc3339(interval.end_s),
         "severity": WORDS[interval.severity],
         "severityChanges": [{"at": rfc3339(at_s), "severity": WORDS[step]} for at_s, step in interval.later],
-    }
-
-
-def _score_document(score: RuleScore) -> dict[str, Any]:
-    return {
-        "code": score.code,
-        "precision": score.precision._asdict(),
-        "recall": score.recall._asdict(),
-        "secondsToDetect": score.delay_s,
     }
 
 

@@ -39,7 +39,8 @@ def validated_finding(finding: Finding) -> Finding:
         TypeError: A text is not a string, or the repair is not a Repair.
     """
     for label, text in (("code", finding.code), ("evidence", finding.evidence), ("advice", finding.advice)):
-        _check_string(label, text)
+        if not isinstance(text, str):
+            raise TypeError(f"finding: {label} is a {type(text).__name__}, not a string")
     if finding.repair is not None and not isinstance(finding.repair, Repair):
         raise TypeError(f"finding: repair is {finding.repair!r}, not one of {', '.join(map(str, Repair))}")
     if (size := len(finding.code.encode("utf-8", "replace"))) > CODE_BYTES:
@@ -48,11 +49,6 @@ def validated_finding(finding: Finding) -> Finding:
         raise ValueError(f"finding code {finding.code!r} is not a dotted code, such as fpga.bank_locked")
     evidence = truncate_utf8(sanitize(finding.evidence), EVIDENCE_BYTES) or NO_EVIDENCE
     return finding._replace(evidence=evidence, advice=truncate_utf8(sanitize(finding.advice), ADVICE_BYTES))
-
-
-def _check_string(label: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"finding: {label} is a {type(text).__name__}, not a string")
 
 
 class _Reported(NamedTuple):
@@ -114,7 +110,8 @@ class ReportedChecks:
                 self._reported[key] = reported
                 # while results still count the core must see each one; later ones can wait for its heartbeat
                 limit = max(result.raise_after, result.clear_after)
-                wake |= reported.same_results <= limit or _was_expired(before, now_ns)
+                was_expired = before and now_ns - before.sample.beat_ns > before.sample.lease_ns
+                wake |= reported.same_results <= limit or bool(was_expired)
             for key in list(self._reported)[: max(0, len(self._reported) - RESULTS_MAX)]:
                 del self._reported[key]
             self._on_samples(self._driver, [reported.sample for reported in self._reported.values()], wake)
@@ -186,7 +183,3 @@ def _is_within_half_period(before: _Reported, result: DriverCheckResult, now_ns:
 
 def _end_of_run_ns(result: DriverCheckResult, now_ns: int) -> int:
     return now_ns - int(result.age_s * NS)
-
-
-def _was_expired(before: _Reported | None, now_ns: int) -> bool:
-    return before is not None and now_ns - before.sample.beat_ns > before.sample.lease_ns

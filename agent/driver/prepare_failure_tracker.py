@@ -381,7 +381,8 @@ class PrepareFailureTracker:
                 faults[0].subject,
                 DELIVERY_S,
             )
-        tainted = _tainted_devices(verdicts)
+        causes = [found for found in verdicts if found.taint or found.error_class is ErrorClass.FAILED_DEVICE]
+        tainted = sorted({device for cause in causes for device in cause.devices})
         if tainted and self._engine.is_up and not self._engine.wait_tainted(tainted, self._taint_wait_s):
             log.warning(
                 "device %s: taint not published within %g s; the prepare returns, publishing continues",
@@ -407,13 +408,3 @@ class PrepareFailureTracker:
             if faults != self._reported:
                 self._reported = faults
                 self._engine.report_faults(faults)
-
-
-def _tainted_devices(verdicts: Sequence[PrepareVerdict]) -> list[DeviceRef]:
-    """Return the devices that are the cause of failed prepares and get a taint because of them."""
-    return sorted({
-        device
-        for verdict in verdicts
-        if verdict.error_class is ErrorClass.FAILED_DEVICE or verdict.taint is not None
-        for device in verdict.devices
-    })  # fmt: skip

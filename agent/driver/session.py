@@ -134,7 +134,8 @@ def declaration_text(driver: str, devices: Iterable[DeviceDeclaration]) -> bytes
         lines += ["", "[[device]]"]
         keys = {**device.keys, "pool": device.pool} if device.pool else device.keys
         for key, value in keys.items():
-            line = _toml_line(key, value)
+            # strings, numbers and booleans of JSON are valid TOML, except for the character DEL
+            line = f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
             if (size := len(line.encode())) > LINE_BYTES:
                 subject = f"{device_label(number, device.keys.get('name'))}: {key}"
                 raise ConfigError(
@@ -142,11 +143,6 @@ def declaration_text(driver: str, devices: Iterable[DeviceDeclaration]) -> bytes
                 )
             lines.append(line)
     return ("\n".join(lines) + "\n").encode()
-
-
-def _toml_line(key: str, value: object) -> str:
-    # strings, numbers and booleans of JSON are valid TOML, except for the character DEL
-    return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
 def _ref_of(device: DriverDevice) -> DeviceRef:

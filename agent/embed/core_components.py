@@ -21,7 +21,7 @@ from agent.health.rules import CatalogRow, cause_from_row
 from agent.health.verdict import kubelet_message
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverDevice
-from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity, Taints
+from agent.model.health import Blame, DeviceHealth, Health, Repair, Severity, Taints
 from agent.model.persistent_faults import BootBaseline, PersistentState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
@@ -230,34 +230,20 @@ def failed_report(
     cause = cause_from_row(CORE_FAILED_ROW, type(error).__name__, now)
     known = {health.key: health for health in last.devices} if last else {}
     for device in declared:
-        key = (device.driver, device.pool, device.name)
-        known.setdefault(key, _unreported_health(device, lease_s, now))
-    devices = tuple(_as_unknown(health, cause) for health in known.values())
+        kind, timeout_s = declared_device(device).kind, device.lease_s or lease_s
+        known.setdefault(
+            (device.driver, device.pool, device.name),
+            DeviceHealth(
+                device.pool, device.name, kind, Health.UNKNOWN, Severity.UNKNOWN, "", now, now, timeout_s,
+                driver=device.driver,
+            ),
+        )  # fmt: skip
+    text = kubelet_message([cause])
+    devices = tuple(
+        found._replace(
+            health=Health.UNKNOWN, severity=Severity.UNKNOWN, message=text, causes=(cause,), since=now
+        )
+        for found in known.values()
+    )
     drivers = tuple(sorted({*(last.declaring if last else ()), *(device.driver for device in declared)}))
     return replace(last or Report(node, now), at=now, devices=devices, declaring=drivers, starting=False)
-
-
-def _as_unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
-    return device._replace(
-        health=Health.UNKNOWN,
-        severity=Severity.UNKNOWN,
-        message=kubelet_message([cause]),
-        causes=(cause,),
-        since=cause.since,
-    )
-
-
-def _unreported_health(declared: DriverDevice, lease_s: int, now: Instant) -> DeviceHealth:
-    """Return the Unknown health of a declared device that was in no report before the failure."""
-    return DeviceHealth(
-        driver=declared.driver,
-        pool=declared.pool,
-        device=declared.name,
-        kind=declared_device(declared).kind,
-        health=Health.UNKNOWN,
-        severity=Severity.UNKNOWN,
-        message="",
-        since=now,
-        verified=now,
-        timeout_s=declared.lease_s or lease_s,
-    )

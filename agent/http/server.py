@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -605,7 +605,8 @@ class LimitedH2Protocol(H2Protocol):
             if isinstance(event, DataReceived) and event.stream_id not in self.streams:
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 continue
-            if isinstance(event, RequestReceived) and _is_tunnel(event.headers):
+            method = dict(event.headers).get(b":method", b"") if isinstance(event, RequestReceived) else b""
+            if method.upper() == b"CONNECT":  # Hypercorn ignores the case of a method
                 self.connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
                 continue
             await super()._handle_events([event])
@@ -665,11 +666,6 @@ def _peer_of(writer: asyncio.StreamWriter) -> str:
         return f"uid {peer_credentials(connection).uid}"
     except OSError:
         return "unknown"
-
-
-def _is_tunnel(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether an HTTP/2 request is CONNECT; Hypercorn ignores the case of a method."""
-    return any(name == b":method" and value.upper() == b"CONNECT" for name, value in headers)
 
 
 def _hypercorn_config() -> HypercornConfig:

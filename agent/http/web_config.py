@@ -211,14 +211,9 @@ def _check_keys(table: Mapping[str, Any], prefix: str, known: Collection[str]) -
 def _tls_context(
     value: object, directory: Path, *, http2: bool
 ) -> tuple[ssl.SSLContext | None, tuple[Path, ...]]:
-    """Return the TLS context of ``tls_server_config``, and the files that it was made from.
+    """Return the TLS context for the value of ``tls_server_config``, and the files that it was made from.
 
-    The context is None if the key is missing.
-
-    Args:
-        value: Value of ``tls_server_config``.
-        directory: Directory of the web configuration file, to which paths are relative.
-        http2: Whether HTTP/2 is offered.
+    Paths in the value are relative to ``directory``. The context is None if there is no value.
     """
     if value is None:
         return None, ()
@@ -260,11 +255,7 @@ def _refuse_password() -> str:
 
 
 def _path(table: Mapping[str, Any], key: str, directory: Path) -> Path | None:
-    """Return the path in a key of ``tls_server_config``; None: the key is missing or empty.
-
-    Args:
-        directory: Directory of the web configuration file, to which the path is relative.
-    """
+    """Return the path in a key, relative to a directory; None: the key is missing or empty."""
     value = table.get(key) or None
     if value is not None and not isinstance(value, str):
         raise TypeError(f"tls_server_config.{key}: {value!r} is not the path of a file; put it in quotes")

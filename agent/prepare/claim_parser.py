@@ -227,7 +227,8 @@ def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
     try:
         return msgspec.convert(fields, kinds[name])
     except msgspec.ValidationError as error:
-        raise _decode_error(config, f"{kind}: {_one_line(str(error))}") from None
+        text = "".join(char if char.isprintable() else "?" for char in str(error))
+        raise _decode_error(config, f"{kind}: {text[:1].lower()}{text[1:]}") from None
 
 
 class ParameterCheck(NamedTuple):
@@ -327,7 +328,3 @@ def _kind_of(config: ClaimConfig) -> str:
 
 def _decode_error(config: ClaimConfig, summary: str, detail: str = "") -> BadConfigError:
     return BadConfigError(summary, code="config.decode", detail=detail, requests=config.requests)
-
-
-def _one_line(text: str) -> str:
-    return text[:1].lower() + "".join(char if char.isprintable() else "?" for char in text[1:])

@@ -213,14 +213,11 @@ def _require_absolute(path: str) -> None:
 def _read_cdi_file(path: Path) -> bytes | None:
     """Return the content of a CDI file; None: the file cannot be read."""
     try:
-        with open(path, "rb", opener=_open_to_read) as file:
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
             return file.read()
     except OSError:
         return None
-
-
-def _open_to_read(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _replace_cdi_file(path: Path, data: bytes) -> None:

@@ -265,7 +265,18 @@ def fleet_document(
         "nodes": len(fleet.nodes),
         "notScraped": list(fleet.silent),
         "devices": {_state(state): fleet.devices.get(state, 0) for state in STATES},
-        "sick": [_sick_document(device) for device in fleet.sick],
+        "sick": [
+            {
+                **_device(sick.device),
+                "state": _state(sick.severity),
+                "since": rfc3339(sick.since_s) if sick.since_s else None,
+                "causes": [
+                    {"code": cause.code, "severity": cause.severity.name.lower(), "repair": cause.repair}
+                    for cause in sick.causes
+                ],
+            }
+            for sick in fleet.sick
+        ],
         "flapping": [{**_device(device), "timesLost": times} for device, times in fleet.flapping],
         "rules": [
             {
@@ -299,15 +310,3 @@ def _state(severity: Severity) -> str:
 
 def _device(device: FleetDeviceId) -> dict[str, str]:
     return {"node": device.node, "driver": device.driver, "pool": device.pool, "device": device.device}
-
-
-def _sick_document(sick: SickDevice) -> dict[str, Any]:
-    return {
-        **_device(sick.device),
-        "state": _state(sick.severity),
-        "since": rfc3339(sick.since_s) if sick.since_s else None,
-        "causes": [
-            {"code": cause.code, "severity": cause.severity.name.lower(), "repair": cause.repair}
-            for cause in sick.causes
-        ],
-    }

@@ -331,7 +331,13 @@ def check_file(args: Namespace, verdict_document: Callable[[PrepareVerdict], Jso
     checked = list(_check_objects(args.parameters, kinds, args.driver or ""))
     print_result(
         args,
-        lambda: _parameters_document(checked, verdict_document),
+        lambda: {
+            "apiVersion": API_VERSION,
+            "parameters": [
+                {**row._asdict(), "verdict": None if row.verdict is None else verdict_document(row.verdict)}
+                for row in checked
+            ],
+        },
         lambda style: _render_parameters(checked, style),
     )
     return 2 if any(checked_object.verdict is not None for checked_object in checked) else 0
@@ -412,16 +418,3 @@ def _render_parameters(checked: Iterable[CheckedParameters], style: TextStyle) -
             lines += format_entries([ListEntry(*fact) for fact in facts.items() if fact[1]], style)
         blocks.append("\n".join(lines))
     return "\n".join(blocks or ["no opaque parameters"]) + "\n"
-
-
-def _parameters_document(
-    checked: Iterable[CheckedParameters], verdict_document: Callable[[PrepareVerdict], JsonObject]
-) -> dict[str, Any]:
-    """Return the checked parameters as JSON. Later versions only add keys."""
-    return {
-        "apiVersion": API_VERSION,
-        "parameters": [
-            {**row._asdict(), "verdict": None if row.verdict is None else verdict_document(row.verdict)}
-            for row in checked
-        ],
-    }
