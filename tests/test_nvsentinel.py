@@ -18,7 +18,7 @@ from wire.serving import eventually
 from agent.cluster.sentinel_publisher import DEVICE_S, DEVICES_FILE, MISSING_S, RETRY_MAX_S, SentinelPublisher
 from agent.config.config import Config
 from agent.errors import ConfigError
-from agent.model.health import Repair, Severity
+from agent.model.health import DeviceHealth, Repair, Severity
 from agent.model.reading import SourceState
 from agent.model.time import NS
 from agent.serve.platform_connector import ACTIONS, health_event
@@ -124,7 +124,7 @@ def test_remediation_is_executed_only_if_asked(connector: PlatformConnector) -> 
 
 def test_degraded_and_unknown_devices_are_neither_fatal_nor_healthy() -> None:
     for severity in (Severity.DEGRADED, Severity.UNKNOWN):
-        event = health_event(device("a", ("x.y", severity)), NODE, 1.0, remediate=False)
+        event = health_event(device("a", ("x.y", severity)), NODE, (), 1.0, remediate=False)
         assert (event.is_fatal, event.is_healthy) == (False, False)
 
 
@@ -236,6 +236,75 @@ def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnec
         publisher.step()
         clock.advance(1)
     assert 0 < len(connector.events()) <= 600 / DEVICE_S + 1
+
+
+def test_unknown_device_is_sent_after_a_minute(connector: PlatformConnector) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock)
+    unknown = device("gpu-0", ("source.stalled", Severity.UNKNOWN))
+
+    def sent_after(shown: DeviceHealth, seconds: float) -> list[bool]:
+        """Return whether the devices of the events are healthy, once a device was shown for some time."""
+        publisher.handle_report(report(shown))
+        publisher.step()
+        clock.advance(seconds)
+        publisher.step()
+        return [event.is_healthy for event in connector.events()]
+
+    assert sent_after(device(*SICK), 59) == [False]
+    assert sent_after(unknown, 59) == []
+    assert sent_after(device(*SICK), 59) == []  # the fault of before has lasted
+    assert sent_after(unknown, 60) == [False]
+    assert sent_after(device("gpu-0"), 60) == [True]
+
+
+def test_healthy_event_leaves_out_the_entities_of_a_faulty_device(connector: PlatformConnector) -> None:
+    clock, names = StepClock(), (("uuid", "GPU-1"), ("pciBusId", "0000:41:00.0"))
+    publisher = publisher_of(connector, clock)
+    host, fault = device("gpu-0")._replace(attributes=names), ("gpu.lost", Severity.UNHEALTHY)
+    sick = device("gpu-0", fault)._replace(attributes=names)
+    declared = sick._replace(driver="gpu.example.com", device="card")
+
+    def show_and_read(*devices: DeviceHealth) -> list[list[str]]:
+        """Return the entities of each healthy event about these devices."""
+        publisher.handle_report(report(*devices))
+        publisher.step()
+        clock.advance(DEVICE_S)
+        healthy = [event for event in connector.events() if event.is_healthy]
+        return [[entity.entity_type for entity in event.entities_impacted] for event in healthy]
+
+    every = ["GPU_UUID", "PCI", "DRA_DEVICE"]
+    assert show_and_read(sick, declared) == []
+    assert show_and_read(host, declared) == [["DRA_DEVICE"]]  # the driver still reports the fault
+    assert show_and_read(sick, declared) == []
+    assert show_and_read(sick) == [["DRA_DEVICE"]]  # a device that its driver no longer declares
+    assert show_and_read(host) == [every]
+
+
+def test_faults_end_under_the_former_name_of_the_node(connector: PlatformConnector, tmp_path: Path) -> None:
+    clock, uuid = StepClock(), (("uuid", "GPU-1"),)
+    sick = device(*SICK)._replace(attributes=uuid)
+    of_driver = device("card", XID, driver="gpu.example.com")._replace(pool="rack-1", attributes=uuid)
+    publisher = SentinelPublisher(
+        connector.socket, "old", remediate=False, state_dir=tmp_path, clock=clock, jitter=lambda: 0.5
+    )
+    publisher.handle_report(report(sick._replace(pool="old"), of_driver))
+    publisher.step()
+    connector.events()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.handle_report(report(sick, of_driver))
+    for seconds in (0, MISSING_S):
+        clock.advance(seconds)
+        publisher.step()
+    assert [
+        (event.node_name, event.is_healthy, [entity.entity_value for entity in event.entities_impacted])
+        for event in connector.events()
+    ] == [
+        (NODE, False, ["GPU-1", f"{NODE}/gpu-0"]),
+        ("old", True, ["GPU-1", "gpu.example.com/rack-1/card"]),
+        (NODE, False, ["GPU-1", "gpu.example.com/rack-1/card"]),
+        ("old", True, ["GPU-1", "old/gpu-0"]),
+    ]
 
 
 def test_absent_connector_gets_the_newest_state_once(

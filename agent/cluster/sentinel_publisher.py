@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from agent.devices.taints import UNKNOWN_NS
 from agent.errors import AgentUnreachable
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
@@ -56,6 +57,8 @@ class _SentHealth(NamedTuple):
     facts: tuple[object, ...]
     at_ns: int
     """Monotonic time at which it was sent; of a restored device that of the agent's start [ns]."""
+    node: str
+    """Name of the Node in the event; in a former run of the agent it may have been another one."""
     is_restored: bool = False
     """True: a former run of the agent sent it, and the device was not reported in this run."""
 
@@ -68,6 +71,8 @@ class _SavedDevice(msgspec.Struct):
     kind: str
     driver: str
     attributes: tuple[tuple[str, str], ...]
+    node: str = ""
+    """Name of the Node in the event; empty: not stored, so the name that the Node has now."""
 
 
 class SentinelPublisher:
@@ -108,10 +113,9 @@ class SentinelPublisher:
         self._path = None if state_dir is None else state_dir / DEVICES_FILE
         self._saved_rows: list[_SavedDevice] | None = None
         self._unsaved = LogRateLimiter()
-        self._sent: dict[DeviceRef, _SentHealth] = {
-            DeviceRef(*device.key): _SentHealth(device, (), clock().mono_ns, is_restored=True)
-            for device in self._load_devices()
-        }
+        self._sent = {DeviceRef(*sent.device.key): sent for sent in self._load_devices()}
+        self._unknown_ns: dict[DeviceRef, int] = {}
+        """Monotonic time since which each Unknown device is Unknown [ns]."""
         self._retry_ns = 0
         self._streak = 0
         self._events = 0
@@ -171,11 +175,13 @@ class SentinelPublisher:
         if now.mono_ns < self._retry_ns:
             return (self._retry_ns - now.mono_ns) / NS
         found = {DeviceRef(*device.key): device for device in report.devices}
+        unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
+        self._unknown_ns = {ref: self._unknown_ns.get(ref, now.mono_ns) for ref in unknown}
         changed = self._changed_devices(found, is_listed=not unlisted_sources(report.sources))
         due = {ref: device for ref, device in changed.items() if self._wait_s(ref, found, now) <= 0}
         if due:
             try:
-                self._send(due, now)
+                self._send(due, found, now)
             except AgentUnreachable as error:
                 return self._handle_failure(str(error), now)
             except Exception:  # a bug here must end neither the thread nor the agent
@@ -191,7 +197,7 @@ class SentinelPublisher:
     def _changed_devices(
         self, found: Mapping[DeviceRef, DeviceHealth], *, is_listed: bool
     ) -> dict[DeviceRef, DeviceHealth]:
-        """Return the devices whose health differs from that sent last; removed devices count as healthy.
+        """Return the devices whose health differs from that sent last, and the removed devices.
 
         Host devices do not count as removed while a source has not listed its devices yet.
         """
@@ -202,26 +208,43 @@ class SentinelPublisher:
         }
         for ref in self._sent.keys() - found.keys():
             if ref.driver or is_listed:
-                changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
+                changed[ref] = self._sent[ref].device
         return changed
 
     def _wait_s(self, ref: DeviceRef, found: Mapping[DeviceRef, DeviceHealth], now: Instant) -> float:
         """Return the time until an event about a device may be sent [s]; 0 or less: now."""
-        sent = self._sent.get(ref)
-        if sent is None or (sent.is_restored and ref in found):
-            return 0.0
-        return (MISSING_S if sent.is_restored else DEVICE_S) - (now.mono_ns - sent.at_ns) / NS
+        sent, due_ns = self._sent.get(ref), now.mono_ns
+        if sent is not None and not (sent.is_restored and ref in found):
+            due_ns = sent.at_ns + round((MISSING_S if sent.is_restored else DEVICE_S) * NS)
+        if ref in self._unknown_ns:
+            due_ns = max(due_ns, self._unknown_ns[ref] + UNKNOWN_NS)
+        return (due_ns - now.mono_ns) / NS
 
-    def _send(self, due: Mapping[DeviceRef, DeviceHealth], now: Instant) -> None:
-        devices = []
+    def _send(
+        self, due: Mapping[DeviceRef, DeviceHealth], found: Mapping[DeviceRef, DeviceHealth], now: Instant
+    ) -> None:
+        """Send the events about devices, with healthy events about removed devices and former hardware.
+
+        A GPU that a driver declares is two devices of one hardware. While one of them is faulty, healthy
+        events about the other lack the hardware, because they would end the fault.
+        """
+        last = {ref: sent.device for ref, sent in self._sent.items()} | dict(due)
+        devices = [device for ref, device in last.items() if ref in found and _is_faulty(device)]
+        faulty = {entity for device in devices for entity in entities_of(device)}
+        events = []
         for ref, device in sorted(due.items()):
-            before = self._sent.get(ref)
-            if before is not None and _is_replaced(before.device, device):
-                devices.append(_as_healthy(before.device, "the device has other hardware"))
-            devices.append(device)
-        events = [
-            health_event(device, self._node, now.wall_s, remediate=self._remediate) for device in devices
-        ]
+            states, before = [(device, self._node)] if ref in found else [], self._sent.get(ref)
+            if before and (before.node != self._node or not states or _is_replaced(before.device, device)):
+                text = "the device is no longer reported with this name and hardware"
+                former = before.device._replace(
+                    health=Health.HEALTHY, severity=Severity.OK, causes=(), message=text
+                )
+                states.insert(0, (former, before.node))
+            for state, node in states:
+                is_shared = node == self._node and not _is_faulty(state)
+                entities = [entity for entity in entities_of(state) if not (is_shared and entity in faulty)]
+                if entities:
+                    events.append(health_event(state, node, entities, now.wall_s, remediate=self._remediate))
         asyncio.run(send_health_events(self._socket, events))
 
     def _handle_success(
@@ -233,7 +256,7 @@ class SentinelPublisher:
                 attributes = dict(self._sent[ref].device.attributes) if ref in self._sent else {}
                 attributes |= dict(device.attributes)  # a lost GPU may lack its UUID for now
                 sent = device._replace(attributes=tuple(attributes.items()))
-                self._sent[ref] = _SentHealth(sent, _facts(device), now.mono_ns)
+                self._sent[ref] = _SentHealth(sent, _facts(device), now.mono_ns, self._node)
             else:
                 del self._sent[ref]
         self._save_devices()
@@ -246,7 +269,7 @@ class SentinelPublisher:
         self._error, self._streak = "", 0
         self._status = SentinelStatus(str(self._socket), self._events, self._failures)
 
-    def _load_devices(self) -> list[DeviceHealth]:
+    def _load_devices(self) -> list[_SentHealth]:
         """Return the devices in the file of a former run, as healthy; none if it is absent or unusable."""
         if self._path is None:
             return []
@@ -257,19 +280,22 @@ class SentinelPublisher:
             return []
         at = self._clock()
         return [
-            DeviceHealth(
-                device.pool, device.device, device.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
-                attributes=device.attributes, driver=device.driver,
+            _SentHealth(
+                DeviceHealth(
+                    row.pool, row.device, row.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
+                    attributes=row.attributes, driver=row.driver,
+                ),
+                (), at.mono_ns, row.node or self._node, is_restored=True,
             )
-            for device in found
+            for row in found
         ]  # fmt: skip
 
     def _save_devices(self) -> None:
         """Write the devices whose last event was about a fault, if they changed. Blocks on the disk."""
-        faulty = [sent.device for sent in self._sent.values() if sent.is_restored or _is_faulty(sent.device)]
         rows = [
-            _SavedDevice(device.pool, device.device, device.kind, device.driver, device.attributes)
-            for device in sorted(faulty, key=lambda device: device.key)
+            _SavedDevice(*sent.device[:3], sent.device.driver, sent.device.attributes, sent.node)
+            for _, sent in sorted(self._sent.items())
+            if sent.is_restored or _is_faulty(sent.device)
         ]
         if self._path is None or rows == self._saved_rows:
             return
@@ -299,11 +325,7 @@ class SentinelPublisher:
 
 
 def _facts(device: DeviceHealth) -> tuple[object, ...]:
-    """Return the values of a device whose change causes a health event: health, severity, codes, repair,
-    and hardware.
-
-    A changed message causes no event.
-    """
+    """Return the values of a device whose change causes a health event; a changed message causes none."""
     return (
         device.key,
         device.health,
@@ -322,8 +344,3 @@ def _is_replaced(before: DeviceHealth, device: DeviceHealth) -> bool:
     """Return whether a device has another identifier of its hardware; a missing identifier is ignored."""
     known = dict(entities_of(device))
     return any(known.get(kind, value) != value for kind, value in entities_of(before))
-
-
-def _as_healthy(device: DeviceHealth, message: str) -> DeviceHealth:
-    """Return a device without its faults, which ends those that NVSentinel keeps for its entities."""
-    return device._replace(health=Health.HEALTHY, severity=Severity.OK, causes=(), message=message)

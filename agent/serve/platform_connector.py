@@ -49,12 +49,15 @@ ACTIONS: Final = {
 """NVSentinel's action for each repair."""
 
 
-def health_event(device: DeviceHealth, node: str, wall_s: float, *, remediate: bool) -> v1.HealthEvent:
+def health_event(
+    device: DeviceHealth, node: str, entities: Iterable[tuple[str, str]], wall_s: float, *, remediate: bool
+) -> v1.HealthEvent:
     """Return the NVSentinel health event about a device.
 
     Args:
         device: Health of the device.
         node: Name of the Node.
+        entities: Those of :func:`entities_of` that the event is about.
         wall_s: Current time [s since 1970].
         remediate: True: NVSentinel may act on the event. False: it stores the event only.
     """
@@ -72,7 +75,7 @@ def health_event(device: DeviceHealth, node: str, wall_s: float, *, remediate: b
         message=device.message[:MESSAGE_CHARS] or "no fault is known",
         recommended_action=v1.RecommendedAction(0 if severity <= Severity.INFO else action),
         error_code=codes,
-        entities_impacted=[v1.Entity(kind, value) for kind, value in entities_of(device)],
+        entities_impacted=[v1.Entity(kind, value) for kind, value in entities],
         metadata={"severity": severity.name.lower(), "kind": device.kind},
         generated_timestamp=v1.Timestamp(int(wall_s), int(wall_s % 1 * 1e9)),
         node_name=node,
