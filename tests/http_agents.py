@@ -79,6 +79,7 @@ class FakeAgent:
             config_reload=lambda: None,
             cluster=lambda: None,
             nvsentinel=lambda: None,
+            lost_snapshots=lambda: None,
             history_file=Path("/nonexistent"),
             documents=JsonEncoders(report=lambda shown: {"node": shown.node}),
         )
@@ -131,6 +132,7 @@ def full_agent() -> FakeAgent:
         prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
         config_reload=lambda: ConfigReload(5.0),
         nvsentinel=lambda: SentinelStatus("/run/connector.sock", 3),
+        lost_snapshots=lambda: 40,
         cluster=lambda: ClusterStatus(
             "drahealth/drahealth-node-a", is_held=True, requests=7, success_wall_s=9.0
         ),

@@ -539,6 +539,11 @@ def test_status_shows_the_events_to_nvsentinel(state, line):
     assert f"nvsentinel {line} subscribers" in shown
 
 
+def test_status_shows_the_number_of_lost_snapshots():
+    shown = " ".join(render_status(replace(STATUS, lost_snapshots=1040), PLAIN, now_s=NOW_S).split())
+    assert "record 1,040 snapshots lost subscribers" in shown
+
+
 def test_status_shows_the_costs_of_nvml():
     calls = (NvmlCallCost("handle", 1, 1e-5, 2e-5), NvmlCallCost("fields", 10, 0.004, 0.02))
     costs = NvmlCosts(cpu_s=STATUS.cpu_s, switches=1200, period_s=3.2, calls=calls)

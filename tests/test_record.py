@@ -402,6 +402,7 @@ def test_full_disk_loses_steps_and_the_next_segment_counts_them(
             times[0] = 1000.0
             recorder.record(*short_day[0])
             code = 0 if recorder.close(PATIENCE_S) else 2
+            (tmp_path / "lost").write_text(str(recorder.lost))
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
@@ -411,6 +412,7 @@ def test_full_disk_loses_steps_and_the_next_segment_counts_them(
     assert reason == ""
     lost = SegmentReader(last).head.lost
     assert lost > 0
+    assert (tmp_path / "lost").read_text() == str(lost)
     last_steps, reason = count_steps(last)  # the last steps of the loop, too, if they were still waiting
     assert reason == ""
     assert steps + lost + last_steps == 40 * len(short_day) + 1
@@ -606,6 +608,7 @@ def test_step_that_cannot_be_recorded_ends_the_record(
     recorder._thread.join(PATIENCE_S)
     recorder.record(*short_day[2])
     assert recorder._queue == []
+    assert recorder.lost == 1
     assert recorder.close(PATIENCE_S)
     assert "recording ends" in caplog.text
     assert count_steps(segment_path(tmp_path, 1)) == (1, "")

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -35,7 +36,7 @@ from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
 from agent.model.reading import SourceState
-from agent.model.report import ClusterStatus, Report, SentinelStatus
+from agent.model.report import AgentStatus, ClusterStatus, Report, SentinelStatus
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS
 from agent.node.custom_check_runner import CustomCheckRunner
@@ -161,10 +162,7 @@ class Daemon:
             version=VERSION,
             open_handler=self._sessions.open,
             clear_requests=self._clear_requests,
-            config_reload=lambda: self._reloader.last,
-            cluster_status=self._cluster_status,
-            nvsentinel_status=self._nvsentinel_status,
-            nvml_costs=lambda: self._node.nvml_costs(),
+            with_parts=self._with_parts,
             locks=locks,
             sockets=_served_sockets(config),
         )
@@ -400,6 +398,7 @@ class Daemon:
             config_reload=lambda: self._reloader.last,
             cluster=self._cluster_status,
             nvsentinel=self._nvsentinel_status,
+            lost_snapshots=self._lost_snapshots,
             history_file=history_file,
             documents=documents,
         )
@@ -415,8 +414,21 @@ class Daemon:
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
         return _Http(view, server, thread)
 
+    def _with_parts(self, status: AgentStatus) -> AgentStatus:
+        return replace(
+            status,
+            config_reload=self._reloader.last,
+            cluster=self._cluster_status(),
+            nvsentinel=self._nvsentinel_status(),
+            nvml=self._node.nvml_costs(),
+            lost_snapshots=self._lost_snapshots(),
+        )
+
     def _nvsentinel_status(self) -> SentinelStatus | None:
         return self._nvsentinel.status if self._nvsentinel is not None else None
+
+    def _lost_snapshots(self) -> int | None:
+        return None if self._snapshot_recorder is None else self._snapshot_recorder.lost
 
     def _cluster_status(self) -> ClusterStatus | None:
         return self._cluster.status if self._cluster is not None else None

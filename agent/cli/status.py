@@ -71,7 +71,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         format_count(core.watches, "watch", "watches"),
         f"{format_bytes(core.kernel_bytes)} in the kernel",
     ]
-    reports = "none yet"
+    reports, lost = "none yet", status.lost_snapshots
     if status.at:
         reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
     entries = [
@@ -83,6 +83,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         *_nvml(status.nvml, uptime_s),
         *_cluster(status.cluster, now_s),
         *_nvsentinel(status.nvsentinel),
+        *([ListEntry("record", f"{format_count(lost, 'snapshot')} lost")] if lost is not None else ()),
         *(
             ListEntry(
                 "subscribers",

@@ -182,6 +182,8 @@ class AgentView:
     """Function that returns the status of writes to the API server; None: ``k8s.enabled`` is false."""
     nvsentinel: Callable[[], SentinelStatus | None]
     """Function that returns the state of the events to NVSentinel; None: none are sent."""
+    lost_snapshots: Callable[[], int | None]
+    """Function that returns the number of snapshots that were not recorded; None: none are recorded."""
     history_file: Path
     """Path of the history file, which agent.store.history_file reads; absent until the first record."""
     documents: JsonEncoders

@@ -390,6 +390,9 @@ NVSENTINEL_EVENTS: Final = _counter(
 NVSENTINEL_FAILURES: Final = _counter(
     "nvsentinel_failures", "Failed calls of NVSentinel's platform connector."
 )
+RECORD_LOST: Final = _counter(
+    "record_lost_snapshots", "Snapshots that were not recorded. Left out without record.dir."
+)
 CORE_PASSES: Final = _counter("core_passes", "Finished passes of the native core.")
 CORE_WAKES: Final = _counter("core_wakes", "Times that the native core woke the engine loop.")
 CORE_READS: Final = _counter("core_reads", "File reads of the native core.")
@@ -463,6 +466,7 @@ AGENT_FAMILIES: Final = (
     CLUSTER_SUCCESS,
     NVSENTINEL_EVENTS,
     NVSENTINEL_FAILURES,
+    RECORD_LOST,
     CORE_PASSES,
     CORE_WAKES,
     CORE_READS,

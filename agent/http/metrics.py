@@ -146,11 +146,7 @@ class MetricsRenderer:
     # --- devices -------------------------------------------------------------------------------------------
 
     def _device_text(self, scrape: _Scrape, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
-        """Return the text of DEVICE_FAMILIES, rendered again only if a device's health or causes changed.
-
-        Args:
-            encode: Encoder of prometheus_client for the content type.
-        """
+        """Return the text of DEVICE_FAMILIES, rendered again only if a device's health or causes changed."""
         key = scrape.totals.version, list(map(_rendered_fields, scrape.shown))
         last = self._devices.get(content_type)
         if last is None or last[0] != key:
@@ -206,6 +202,8 @@ class MetricsRenderer:
         if (nvsentinel := view.nvsentinel()) is not None:
             yield _rows(families.NVSENTINEL_EVENTS, [((), nvsentinel.events)])
             yield _rows(families.NVSENTINEL_FAILURES, [((), nvsentinel.failures)])
+        if (lost := view.lost_snapshots()) is not None:
+            yield _rows(families.RECORD_LOST, [((), lost)])
         counts = self._server()
         yield _rows(families.HTTP_CONNECTIONS, [((), counts.open)])
         yield _rows(families.HTTP_REFUSED, [((), counts.refused)])

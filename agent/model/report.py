@@ -167,3 +167,5 @@ class AgentStatus:
     """Costs of the calls to NVML; None: NVML is not called."""
     cluster: ClusterStatus | None = None
     """Status of writes to the API server; None: ``k8s.enabled`` is false."""
+    lost_snapshots: int | None = None
+    """Number of snapshots that were not recorded, since the recorder's start; None: none are recorded."""

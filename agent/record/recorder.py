@@ -109,6 +109,8 @@ class SnapshotRecorder:
         self._settings: object = None
         self._verdicts: Verdicts = ()
         self._needs_verdicts = False
+        self.lost = 0
+        """Number of evaluations that were not recorded. The core counts them after the thread's end."""
         self._lost = 0
         self._lost_before = 0
         """Number of evaluations lost before the current segment, as its head states."""
@@ -124,6 +126,7 @@ class SnapshotRecorder:
         """Queue an evaluation: the engine's state before it, its snapshot and its report. Never blocks."""
         with self._changed:
             if self._closing:
+                self.lost += 1
                 return
             if len(self._queue) >= QUEUE_MAX:
                 self._dropped += len(self._queue)
@@ -175,7 +178,7 @@ class SnapshotRecorder:
                 dropped, self._dropped = self._dropped, 0
                 is_end = self._closing
             if dropped:
-                self._lost += dropped
+                self._lose(dropped)
                 self._end_segment()
             if queue:
                 try:
@@ -219,7 +222,7 @@ class SnapshotRecorder:
             is_end: True: the recorder closes, so write even during the pause after a failed write.
         """
         if self._writer is None and self._clock() < self._retry_s and not is_end:
-            self._lost += len(queue)
+            self._lose(len(queue))
             return
         written = 0
         try:
@@ -239,7 +242,8 @@ class SnapshotRecorder:
                     self._end_segment()
                 if self._writer is None:
                     first = next((at for at, queued in enumerate(part) if _can_begin(queued)), len(part))
-                    self._lost, written, part = self._lost + first, written + first, part[first:]
+                    self._lose(first)
+                    written, part = written + first, part[first:]
                     if not part:
                         continue
                     self._begin_segment(part[0])
@@ -250,7 +254,7 @@ class SnapshotRecorder:
                     written, steps = written + appended, steps[appended:]
             self._delete_old()
         except OSError as error:
-            self._lost += len(queue) - written
+            self._lose(len(queue) - written)
             self._retry_s = self._clock() + RETRY_S
             self._end_segment()
             if self._complaints.tick():
@@ -261,6 +265,10 @@ class SnapshotRecorder:
                     self._lost,
                     RETRY_S,
                 )
+
+    def _lose(self, evaluations: int) -> None:
+        self._lost += evaluations
+        self.lost += evaluations
 
     def _is_segment_full(self, writer: SegmentWriter) -> bool:
         age_s = self._clock() - self._begun_s

@@ -15,9 +15,8 @@ from typing import Final
 from agent.config.config import DRIVERS
 from agent.config.values import check_driver_names
 from agent.errors import ConfigError, DrahealthError, ProbeError
-from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth
-from agent.model.report import ClusterStatus, ConfigReload, Report, SentinelStatus, SocketSubscriberCounts
+from agent.model.report import AgentStatus, Report, SocketSubscriberCounts
 from agent.native.health_encoder import HealthColumns, encode_health_columns
 from agent.native.kernel_events import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
@@ -101,10 +100,7 @@ class GrpcServers:
         encode_list: HealthListEncoder = encode_device_health,
         open_handler: Callable[[str], DriverLinkHandler] | None = None,
         clear_requests: ClearRequests | None = None,
-        config_reload: Callable[[], ConfigReload | None] = lambda: None,
-        cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
-        nvsentinel_status: Callable[[], SentinelStatus | None] = lambda: None,
-        nvml_costs: Callable[[], NvmlCosts | None] = lambda: None,
+        with_parts: Callable[[AgentStatus], AgentStatus] = lambda status: status,
         locks: Sequence[DirectoryLock] = (),
         sockets: int = 0,
     ) -> None:
@@ -121,10 +117,7 @@ class GrpcServers:
             open_handler: Returns the handler of a driver's calls; called in a thread at the driver's first
                 call. None: the drivers' sockets have no driver link.
             clear_requests: Queue of requests of operators to clear faults; None: faults cannot be cleared.
-            config_reload: Returns the last reload of the configuration; None: there was none.
-            cluster_status: Returns the status of writes to the API server; None: the agent writes nothing.
-            nvsentinel_status: Returns the status of the events to NVSentinel; None: the agent sends none.
-            nvml_costs: Returns the costs of NVML calls; None: NVML is not called.
+            with_parts: Returns a status of the process with the status of the agent's parts, such as NVML.
             locks: Locks of the agent's directories, which the caller holds. Their files are created again,
                 like the sockets, if another process removes them.
             sockets: Number of sockets that the process serves, with those of other servers; 0: these alone.
@@ -141,10 +134,7 @@ class GrpcServers:
         self._encode = encode_list
         self._open_handler = open_handler
         self._clear_requests = clear_requests
-        self._config_reload = config_reload
-        self._cluster_status = cluster_status
-        self._nvsentinel_status = nvsentinel_status
-        self._nvml_costs = nvml_costs
+        self._with_parts = with_parts
         self._runtime_dir = runtime_dir
         self._locks = tuple(locks)
         self._sockets = sockets
@@ -206,10 +196,7 @@ class GrpcServers:
             version=self._version,
             subscribers=self.subscribers,
             clear_requests=self._clear_requests,
-            config_reload=self._config_reload,
-            cluster_status=self._cluster_status,
-            nvsentinel_status=self._nvsentinel_status,
-            nvml_costs=self._nvml_costs,
+            with_parts=self._with_parts,
         )
         links: dict[str, DriverLinkService] = {}
         if self._open_handler is not None:

@@ -166,6 +166,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "configReload": CONFIG_RELOAD(status.config_reload) if status.config_reload else None,
         "cluster": CLUSTER(status.cluster) if status.cluster else None,
         "nvsentinel": NVSENTINEL(status.nvsentinel) if status.nvsentinel else None,
+        "lostSnapshots": status.lost_snapshots,
         "nvml": NVML(status.nvml) if status.nvml else None,
     }
 

@@ -124,15 +124,16 @@ def decode_status(reply: agent_v1.StatusReply) -> AgentStatus:
             RepairCount(_enum_value(_REPAIR_OF, count.repair, "RepairCount.repair"), count.devices)
             for count in reply.repairs
         ),
-        config_reload=_config_reload_of(reply.config_reload) if reply.config_reload.at_wall_s else None,
+        config_reload=ConfigReload(reload.at_wall_s, reload.error, tuple(reload.changes))
+        if (reload := reply.config_reload).at_wall_s
+        else None,
         cluster=_cluster_of(reply.cluster) if reply.cluster.lease else None,
-        nvsentinel=_nvsentinel_of(reply.nvsentinel) if reply.nvsentinel.socket else None,
+        nvsentinel=SentinelStatus(sent.socket, sent.events, sent.failures, sent.error)
+        if (sent := reply.nvsentinel).socket
+        else None,
         nvml=_nvml_of(reply.nvml) if reply.nvml.period_s else None,
+        lost_snapshots=reply.lost_snapshots,
     )
-
-
-def _nvsentinel_of(state: agent_v1.SentinelStatus) -> SentinelStatus:
-    return SentinelStatus(state.socket, state.events, state.failures, state.error)
 
 
 def _nvml_of(costs: agent_v1.NvmlCosts) -> NvmlCosts:
@@ -157,10 +158,6 @@ def _cluster_of(cluster: agent_v1.ClusterStatus) -> ClusterStatus:
         events=cluster.events,
         taint_rules=cluster.taint_rules,
     )
-
-
-def _config_reload_of(reload: agent_v1.ConfigReload) -> ConfigReload:
-    return ConfigReload(reload.at_wall_s, reload.error, tuple(reload.changes))
 
 
 def _instant_of(instant: agent_v1.Instant) -> Instant:

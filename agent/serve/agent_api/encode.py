@@ -114,6 +114,7 @@ def encode_status(status: AgentStatus) -> bytes:
             *((message_field(18, _cluster(status.cluster)),) if status.cluster else ()),
             *((message_field(19, _nvsentinel(status.nvsentinel)),) if status.nvsentinel else ()),
             *((message_field(20, _nvml(status.nvml)),) if status.nvml else ()),
+            optional_int_field(21, status.lost_snapshots),
         )
     )
 

@@ -19,15 +19,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.model.cleared_faults import NO_LOGIN_UID, ClearResult, Operator
-from agent.model.gpu import NvmlCosts
 from agent.model.health import Repair
 from agent.model.report import (
     AgentStatus,
-    ClusterStatus,
-    ConfigReload,
     RepairCount,
     Report,
-    SentinelStatus,
     SeverityCount,
     SocketSubscriberCounts,
 )
@@ -79,10 +75,7 @@ class AgentService:
         version: str,
         subscribers: Callable[[], tuple[SocketSubscriberCounts, ...]],
         clear_requests: ClearRequests | None = None,
-        config_reload: Callable[[], ConfigReload | None] = lambda: None,
-        cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
-        nvsentinel_status: Callable[[], SentinelStatus | None] = lambda: None,
-        nvml_costs: Callable[[], NvmlCosts | None] = lambda: None,
+        with_parts: Callable[[AgentStatus], AgentStatus] = lambda status: status,
     ) -> None:
         """Create the service for the command line.
 
@@ -91,10 +84,7 @@ class AgentService:
             version: Version of the agent.
             subscribers: Returns the number of open streams of each socket.
             clear_requests: Queue of requests to clear faults; None: they are refused with UNIMPLEMENTED.
-            config_reload: Returns the last reload of the configuration; None: there was none.
-            cluster_status: Returns the status of writes to the API server; None: the agent writes nothing.
-            nvsentinel_status: Returns the status of the events to NVSentinel; None: the agent sends none.
-            nvml_costs: Returns the costs of the calls to NVML; None: NVML is not called.
+            with_parts: Returns a status of the process with the status of the agent's parts, such as NVML.
         """
         self.streams = 0
         """Number of open streams on which the command line receives reports."""
@@ -102,10 +92,7 @@ class AgentService:
         self._version = version
         self._subscribers = subscribers
         self._clear_requests = clear_requests
-        self._config_reload = config_reload
-        self._cluster_status = cluster_status
-        self._nvsentinel_status = nvsentinel_status
-        self._nvml_costs = nvml_costs
+        self._with_parts = with_parts
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -123,14 +110,7 @@ class AgentService:
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
         if isinstance(status, str):
             raise GRPCError(Status.UNAVAILABLE, status)
-        status = replace(
-            status,
-            config_reload=self._config_reload(),
-            cluster=self._cluster_status(),
-            nvsentinel=self._nvsentinel_status(),
-            nvml=self._nvml_costs(),
-        )
-        await stream.send_message(encode_status(status))
+        await stream.send_message(encode_status(self._with_parts(status)))
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()

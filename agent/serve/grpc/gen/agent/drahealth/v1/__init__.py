@@ -494,6 +494,11 @@ class StatusReply(betterproto.Message):
     nvml: "NvmlCosts" = betterproto.message_field(20)
     """Costs of the calls to NVML; absent: NVML is not called."""
 
+    lost_snapshots: Optional[int] = betterproto.int64_field(21, optional=True)
+    """
+    Number of snapshots that were not recorded, since the recorder's start; absent: none are recorded.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class SentinelStatus(betterproto.Message):
