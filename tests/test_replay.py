@@ -781,6 +781,19 @@ def test_name_before_a_sign_is_redacted_and_a_part_of_a_name_is_not(text: str, e
     assert redacted == expected
 
 
+@pytest.mark.parametrize(
+    ("node", "text", "expected"),
+    [
+        ("worker-7.dc1.example.com", "worker-7.dc1.example.com: worker-7 answers", "NODE: NODE answers"),
+        ("10.0.0.7", "10.0.0.7: 10 errors", "NODE: 10 errors"),
+    ],
+)
+def test_host_name_of_a_node_with_a_domain_is_redacted(node: str, text: str, expected: str) -> None:
+    redactor = Redactor(b"k")
+    redactor.add_head(SegmentHead("0", node, "boot"))
+    assert re.sub(r"\bnode-[0-9a-f]{10}", "NODE", redactor.text(text)) == expected
+
+
 def test_redacted_copy_of_a_growing_record_has_no_later_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,8 @@ class Redactor:
     def add_head(self, head: SegmentHead) -> None:
         """Collect the sensitive texts in a segment's head, which names the node and its boot."""
         self._add(head.node, TermKind.NODE)
+        if not (host := head.node.partition(".")[0]).isdecimal():  # an address has no host name
+            self._add(host, TermKind.NODE)
         self._add(head.boot_id, TermKind.IDENTIFIER)
 
     # --- second pass -----------------------------------------------------------------------------------
@@ -209,15 +211,14 @@ class Redactor:
         if known is None:
             if self._pattern is None:
                 terms = sorted(self._terms.keys() - self._kept, key=len, reverse=True)
-                names = "|".join(re.escape(term) + self._end_pattern(term) for term in terms)
+                ends = {TermKind.NODE: _NODE_GOES_ON}  # a text is replaced that is no part of a longer name
+                names = "|".join(
+                    f"{re.escape(term)}(?!{ends.get(self._terms[term], _NAME_GOES_ON)})" for term in terms
+                )
                 bounded = rf"(?<!{_NAME})(?:{names})|" if names else ""
                 self._pattern = re.compile(f"{bounded}(?i:{UUID.pattern})")
             known = self._texts[text] = self._pattern.sub(lambda found: self._pseudonym(found[0]), text)
         return known
-
-    def _end_pattern(self, term: str) -> str:
-        """Return the pattern of the end of a sensitive text: the text is not a part of a longer name."""
-        return f"(?!{_NODE_GOES_ON if self._terms[term] is TermKind.NODE else _NAME_GOES_ON})"
 
     def _pseudonym(self, text: str) -> str:
         kind = self._terms.get(text, TermKind.IDENTIFIER)
