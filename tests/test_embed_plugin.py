@@ -1130,6 +1130,25 @@ def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driv
     eventually(lambda: library_threads() <= before, "no thread is left")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"get_claim": None}, "argument get_claim: None is not a function"),
+        ({"driver": object()}, r"argument driver\.prepare: None is not a function"),
+        ({"monitor": "gpu.example.com"}, r"argument monitor: 'gpu\.example\.com' is not a Monitor"),
+        ({"wire": "none"}, "argument wire: 'none' is not a WireMode"),
+        ({"on_status": 3}, "argument on_status: 3 is not a function"),
+        ({"on_error": 3}, "argument on_error: 3 is not a function"),
+    ],
+)
+def test_wrong_argument_of_the_server_is_refused(
+    monitor: Monitor, driver: Driver, arguments: dict[str, Any], reason: str
+) -> None:
+    given = {"monitor": monitor, "driver": driver, "get_claim": claim_of} | arguments
+    with pytest.raises(ConfigError, match=reason):
+        PluginServer(**given)
+
+
 def test_registration_status_reaches_the_driver(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     statuses: list[tuple[bool, str]] = []
     server = PluginServer(

@@ -98,6 +98,13 @@ def test_slice_has_devices_owner_and_taints(
     }
 
 
+def test_publisher_or_reader_without_an_api_server_is_refused(monitor: drahealth.Monitor) -> None:
+    creators: tuple[Callable[..., object], ...] = (drahealth.SlicePublisher, drahealth.ClaimReader)
+    for create in creators:
+        with pytest.raises(drahealth.ConfigError, match=r"argument api: None is not a drahealth\.ApiServer"):
+            create(None, monitor)
+
+
 def test_oldest_version_has_the_fields_of_a_device_in_basic(
     api: drahealth.ApiServer, monitor: drahealth.Monitor, kube_api: FakeKubeApi
 ) -> None:

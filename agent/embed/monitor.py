@@ -74,6 +74,13 @@ def default_state_dir(kubelet_dir: Path, driver: str) -> Path:
     return kubelet_dir / "plugins" / driver / "drahealth"
 
 
+def check_functions(**functions: object) -> None:
+    """Check the values of arguments by name. Raises ConfigError if one is not a function."""
+    for argument, value in functions.items():
+        if not callable(value):
+            raise ConfigError(f"argument {argument}: {value!r} is not a function")
+
+
 class Monitor:
     """Health monitor of one driver's devices. Thread-safe.
 
@@ -125,6 +132,7 @@ class Monitor:
                 raise ConfigError(f"argument {argument}: {value!r} is not a string")
         if not all(isinstance(pattern, ErrorPattern) for pattern in patterns):
             raise ConfigError(f"argument patterns: {patterns!r} has another object than an ErrorPattern")
+        check_functions(on_error=on_error or repr)
         try:
             check_driver_name(driver)
         except ValueError as error:
@@ -408,8 +416,10 @@ class Monitor:
         device waits up to ``taints.wait`` of the configuration until the function has published the device's
         taint.
 
-        Raises RuntimeError: the monitor was started, or has such a function, which may be a SlicePublisher's.
+        Raises RuntimeError: the monitor was started, or has such a function, which may be a SlicePublisher's;
+        ConfigError: the argument is not a function.
         """
+        check_functions(callback=callback)
         with self._lock:
             if self._started or self._callback is not None:  # of two functions one would never be called
                 reason = "after start()" if self._started else f"before, with {self._callback!r}"

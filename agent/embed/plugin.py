@@ -17,7 +17,8 @@ from typing import Final, Protocol, Self, TypeVar
 
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.embed.callback_runner import LOOP_ENDED, DriverCallbackRunner
-from agent.embed.monitor import Monitor
+from agent.embed.monitor import Monitor, check_functions
+from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.prepare import Operation, PrepareVerdict
 from agent.model.report import Report
@@ -270,7 +271,13 @@ class PluginServer:
         on_status: OnRegistration | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Create a server that is not started. Raises ConfigError if a socket path is too long or invalid."""
+        """Create a server that is not started. Raises ConfigError if an argument or a path is invalid."""
+        for argument, value, kind in (("monitor", monitor, Monitor), ("wire", wire, WireMode)):
+            if not isinstance(value, kind):
+                raise ConfigError(f"argument {argument}: {value!r} is not a {kind.__name__}")
+        methods = {f"driver.{name}": getattr(driver, name, None) for name in ("prepare", "unprepare")}
+        optional = {"on_status": on_status or repr, "on_error": on_error or repr}
+        check_functions(get_claim=get_claim, **methods, **optional)
         self.paths = plugin_paths(
             monitor.driver,
             kubelet_dir=as_path("kubelet_dir", kubelet_dir) or monitor.kubelet_dir,

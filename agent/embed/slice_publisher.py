@@ -63,9 +63,11 @@ class SlicePublisher:
             devices: All devices of the driver.
 
         Raises:
-            ConfigError: A device is given twice.
+            ConfigError: A device is given twice, or `api` is no ApiServer.
             RuntimeError: The monitor was started already.
         """
+        if not isinstance(api, ApiServer):
+            raise ConfigError(f"argument api: {api!r} is not a drahealth.ApiServer")
         self._api = api
         self._driver = monitor.driver
         self._node = monitor.node

@@ -436,7 +436,9 @@ class ClaimReader:
     """
 
     def __init__(self, api: ApiServer, driver: str) -> None:
-        """Create a reader of claims. Its claims contain only the devices of one driver."""
+        """Create a reader of claims with the devices of one driver. Raises ConfigError: no ApiServer."""
+        if not isinstance(api, ApiServer):
+            raise ConfigError(f"argument api: {api!r} is not a drahealth.ApiServer")
         self._api = api
         self._driver = driver
 
