@@ -339,6 +339,7 @@ CASES = [
     *(Case(f"request.{field}", U, error_raiser(DriverError(f"{field}: is empty", code=f"request.{field}")))
       for field in ("uid", "name", "namespace", "claims")),
     Case("kubelet.not_registered", T, passes("kubelet.not_registered")),
+    Case("kubelet.gate_off", T, error_raiser(RuntimeError("the feature gate is disabled on kubelet"))),
     Case("deadline", T, trio_timeout),
     Case("deadline", T, asyncio_timeout),
     Case("deadline", T, error_raiser(GRPCError(Status.DEADLINE_EXCEEDED))),

@@ -153,6 +153,10 @@ def test_short_text_is_not_shortened() -> None:
         ("http2: client connection lost", "text.no_connection"),
         ("rate: Wait(n=1) would exceed context deadline", "text.timeout"),
         ("prepare dynamic resources: DRA driver gpu.example.com is not registered", "kubelet.not_registered"),
+        (
+            "ResourceClaim train: DRAOptionalNodeOperations feature gate is disabled on kubelet",
+            "kubelet.gate_off",
+        ),
         ("claim team-a/train not allocated", "claim.unallocated"),
         ("ResourceClaim train: not allocated", "claim.unallocated"),
         ("claim team-a/train got replaced", "claim.uid_mismatch"),

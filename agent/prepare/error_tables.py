@@ -235,6 +235,7 @@ BUILTIN_PATTERNS: Final = (
              r"is being unprepared|ResourceClaim not created yet", "text.try_again"),
     _builtin(r"\bnot (?:yet )?ready\b", "text.not_ready"),
     _builtin(r"\bDRA driver \S+ is not registered", "kubelet.not_registered"),
+    _builtin(r"feature gate is disabled on kubelet", "kubelet.gate_off"),
     _builtin(r"claim \S+ not allocated", "claim.unallocated"),
     _builtin(r'resourceclaims\.resource\.k8s\.io "\S+" not found', "claim.not_found"),
     _builtin(r"not allowed to use ResourceClaim|ResourceClaim \S+ was not created for", "claim.not_reserved"),

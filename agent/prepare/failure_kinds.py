@@ -314,6 +314,8 @@ _DRIVER: Final = (
              "find which process other than the kubelet calls the driver's socket"),
     _transient("kubelet.not_registered", _S.DRIVER, "the kubelet has not registered the driver yet",
                "check whether the driver's pod runs on the node"),
+    _transient("kubelet.gate_off", _S.NODE, "the claim skips calls of the driver, which the kubelet refuses",
+               "turn on the kubelet's feature gate that the error names", _R.AFTER_FIX),
     _transient("deadline", _S.CLAIM, "the prepare did not finish in time", _WAIT),
     _transient("lock.timeout", _S.DRIVER, "a lock was held for too long", _WAIT, _R.AFTER_RELEASE),
     _transient("driver.shutting_down", _S.DRIVER, "the driver is shutting down", "wait for its restart"),
