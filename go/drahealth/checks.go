@@ -298,7 +298,8 @@ func (k *checks) end(key checkKey) {
 
 // accepted makes a run due now of each check with a result whose device may have other hardware since a declaration
 // that the agent has accepted: for the agent, results from before are about the former hardware. So it is with the
-// first declaration of a part: the former one can be that of the driver before a restart.
+// first declaration of a part: the former one can be that of the driver before a restart. The run repeats the former
+// one and has its number, so that the agent counts an equal result once.
 func (k *checks) accepted(declared *declaration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -306,6 +307,7 @@ func (k *checks) accepted(declared *declaration) {
 		if run.awaited == declared {
 			run.awaited, k.known[key.device] = nil, run.device.Part
 			if _, ran := k.newest[key]; ran { // else the current run ends after the declaration
+				k.ran[key]--
 				fill(run.now)
 			}
 		}
