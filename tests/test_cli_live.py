@@ -163,6 +163,54 @@ def test_keys_scroll_the_table_and_the_terminals_mode_returns():
         os.close(master)
 
 
+def test_stop_by_ctrl_z_restores_the_terminal_until_it_continues():
+    # A shell with job control, in a session of its own: the table is its job in the foreground.
+    shell = """if True:
+        import os, signal, sys, termios, threading, time
+        begun = threading.Event()  # no key comes before the handler of Ctrl-Z
+        job = os.fork()
+        if not job:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(0, os.getpid())
+            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            from agent.cli.output.live_table import live_table
+            table = live_table("never", head=lambda _: begun.wait() and "HEAD\\n")
+            begun.set()
+            while True:
+                time.sleep(0.1)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        for text in (b"stopped once", b"stopped twice"):
+            _, status = os.waitpid(job, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), status
+            lines = termios.ICANON | termios.ECHO
+            os.tcsetpgrp(0, os.getpgrp())
+            os.write(1, text + (b", by lines" if termios.tcgetattr(0)[3] & lines == lines else b", raw"))
+            os.tcsetpgrp(0, job)
+            os.kill(job, signal.SIGCONT)
+        os.waitpid(job, 0)
+    """
+    pid, master = pty.fork()
+    if not pid:
+        os.execve(sys.executable, [sys.executable, "-c", shell], os.environ | {"TERM": "xterm"})
+    terminal = Terminal.__new__(Terminal)
+    terminal.master, terminal.seen = master, ""
+    try:
+        terminal.read_until("no report yet")
+        for text in ("stopped once", "stopped twice"):
+            os.write(master, b"\x1a")
+            assert LEAVE in terminal.read_until(text)
+            terminal.read_until("by lines")
+            assert terminal.read_until("no report yet").startswith(f"{ENTER}{HOME}HEAD")
+            while termios.tcgetattr(master)[3] & termios.ICANON:
+                time.sleep(0.01)
+    finally:
+        os.killpg(os.tcgetpgrp(master), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(master)
+
+
 def test_log_stays_in_a_window_too_small_for_the_table():
     drawn = screen_update(
         "\n".join(f"line {n}" for n in range(50)), 20, ["", "  warning: one", "  warning: two"]

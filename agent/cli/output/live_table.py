@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import termios
+import threading
 import time
 import tty
 from collections import deque
@@ -80,7 +81,9 @@ class LiveTable(ReportPrinter):
         `keyboard` is the descriptor of a terminal whose keys scroll the table; None: keys do not scroll the
         table.
         """
-        self._keyboard = keyboard
+        self._keyboard = -1 if keyboard is None else keyboard
+        self._mode: list[Any] | None = None
+        self._screen, self._is_shown = threading.Lock(), False  # held while the terminal is written
         self._first_line = 0
         self._stream = stream
         self._style = style
@@ -93,24 +96,44 @@ class LiveTable(ReportPrinter):
 
     def _run(self) -> None:
         try:
-            before = self._start_keyboard()
-            self._write(ENTER)
+            self._mode = self._start_keyboard()
+            with self._screen:
+                self._write(ENTER)
+                self._is_shown = True
             try:
                 self._draw_until_closed()
             finally:
-                if before is not None and self._keyboard is not None:
-                    with suppress(termios.error):
-                        termios.tcsetattr(self._keyboard, termios.TCSANOW, before)
-                self._write(LEAVE)
+                with self._screen:
+                    self._is_shown = False
+                    self._restore_terminal()
             self._write("\n".join([self._table(self._style()).rstrip("\n"), *self._log_lines(), ""]))
         except OutputError as error:
             self.output_error = error
 
+    def suspend(self) -> None:
+        """Stop the process as Ctrl-Z does; when it continues, show the table again. Main thread only."""
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        with self._screen, suppress(OutputError, termios.error):
+            if self._is_shown:
+                self._restore_terminal()
+            signal.raise_signal(signal.SIGTSTP)
+            if self._is_shown:
+                if self._mode is not None:
+                    tty.setcbreak(self._keyboard, termios.TCSANOW)  # in the background it stops here again
+                self._write(ENTER + self._frame(self._style()))
+        signal.signal(signal.SIGTSTP, handler)
+
+    def _restore_terminal(self) -> None:
+        if self._mode is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(self._keyboard, termios.TCSANOW, self._mode)
+        self._write(LEAVE)
+
     def _draw_until_closed(self) -> None:
         is_closed, shown, first = False, None, 0
         while not is_closed:
-            style = self._style()
-            self._write(self._frame(style))
+            with self._screen:
+                self._write(self._frame(self._style()))
             drawn_at = time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._has_news(shown, first), MAX_PERIOD_S)  # noqa: B023
@@ -126,11 +149,9 @@ class LiveTable(ReportPrinter):
     def _start_keyboard(self) -> "list[Any] | None":
         """Set the terminal to send keys without Enter, and start a thread that reads the keys.
 
-        Return the former mode of the terminal. Return None if the mode is unchanged, for example in the
-        background, where reading would stop the process.
+        Return the former mode of the terminal. Return None if the mode is unchanged: without a keyboard, or
+        in the background, where reading would stop the process.
         """
-        if self._keyboard is None:
-            return None
         try:
             if os.tcgetpgrp(self._keyboard) != os.getpgrp():
                 return None
@@ -210,13 +231,17 @@ class TableLogHandler(logging.Handler):
 def live_table(colour: str, *, head: Callable[[TextStyle], str]) -> LiveTable:
     """Return a live table on standard output, below the text that `head` returns.
 
-    `colour` is the value of ``--color``. SIGTERM and SIGHUP then end the process as Ctrl-C does.
+    `colour` is the value of ``--color``. SIGTERM and SIGHUP then end the process as Ctrl-C does, and SIGTSTP
+    (Ctrl-Z) gives the terminal back while the process is stopped.
     """
     sys.stdout.flush()
     for number in (signal.SIGTERM, signal.SIGHUP):  # else the terminal stays without echo and cursor
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-    return LiveTable(
+    table = LiveTable(
         sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head, keyboard=keyboard
     )
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, lambda *_: table.suspend())
+    return table
