@@ -314,6 +314,16 @@ def test_missing_file_of_the_flag_is_an_error(node, capsys):
     assert out.startswith("no prepare of a claim could be read\n")
 
 
+def test_file_of_the_flag_may_be_a_pipe(node, capsys):
+    reader, writer = os.pipe()
+    os.write(writer, b"{")
+    os.close(writer)
+    code, _, err = node.run(capsys, "--file", f"/dev/fd/{reader}")
+    os.close(reader)
+    assert code == 70
+    assert f"/dev/fd/{reader}: state file cannot be parsed" in err
+
+
 @pytest.fixture
 def unreadable_plugins(node: Node) -> Iterator[Path]:
     """Directory of drivers that this user may not read, also if the tests run as root."""

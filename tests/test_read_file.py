@@ -10,6 +10,7 @@ import pytest
 from other_user import become_other_user
 
 from agent.model.reading import Absence
+from agent.system import files
 from agent.system.files import FileContent, ReadError, read_bounded
 
 LIMIT = 100
@@ -99,6 +100,22 @@ def test_input_pipe_whose_writer_comes_later_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pods")
     with subprocess.Popen(["sh", "-c", f"echo objects >{tmp_path}/pods"]):
         assert read_bounded(tmp_path / "pods", LIMIT, is_input=True).data == b"objects\n"
+
+
+def test_input_pipe_of_a_slow_writer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WRITER_S", 0.0)
+    os.mkfifo(tmp_path / "pods")
+    writer = os.open(tmp_path / "pods", os.O_RDWR)  # no wait for a reader
+    with subprocess.Popen(["echo", "objects"], stdout=writer):
+        os.close(writer)
+        assert read_bounded(tmp_path / "pods", LIMIT, is_input=True).data == b"objects\n"
+
+
+def test_input_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WRITER_S", 0.0)
+    os.mkfifo(tmp_path / "pods")
+    with pytest.raises(ReadError, match="no process wrote to this pipe within 0 s; start its writer"):
+        read_bounded(tmp_path / "pods", LIMIT, is_input=True)
 
 
 def test_directory_is_no_input(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import os
 import re
 import signal
 import subprocess
@@ -657,6 +658,24 @@ def test_invalid_labels_are_refused(
     )
     assert code == 78
     assert re.search(error, err)
+
+
+def test_segment_in_a_pipe_is_replayed(day: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segment = segment_path(day, 1)
+    with subprocess.Popen(["cat", segment], stdout=subprocess.PIPE) as cat:
+        assert cat.stdout is not None
+        found = run(capsys, "replay", f"/dev/fd/{cat.stdout.fileno()}")
+    assert found == run(capsys, "replay", segment)
+
+
+def test_pipe_without_a_writer_is_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.system.files.WRITER_S", 0.0)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    problem = "cannot be read: no process wrote to this pipe within 0 s; start its writer"
+    assert run(capsys, "replay", pipe) == (70, "", f"drahealth: record file {pipe}: {problem}\n")
 
 
 def test_labels_without_end_are_refused(

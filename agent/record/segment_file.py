@@ -28,7 +28,7 @@ from agent.record.events import (
     SegmentHead,
 )
 from agent.record.value_codec import CodecError, ValueEncoder
-from agent.system.files import CheckedDirectory, is_current_file, own_file_problem
+from agent.system.files import CheckedDirectory, is_current_file, open_input, own_file_problem
 
 T = TypeVar("T")
 MAGIC: Final = b"DRAHREC1"
@@ -411,7 +411,7 @@ def _frames(path: RecordPath) -> Iterator[list[Any]]:
     fed = _Feeder()
     stream = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG).stream_reader(fed)
     decoder = msgspec.msgpack.Decoder()
-    with path.open("rb") as file:
+    with path.open() if isinstance(path, UrlPath) else open(path, "rb", opener=open_input) as file:
         for offset, raw_size, packed in _packed_frames(path, file):
             fed.data = packed
             try:

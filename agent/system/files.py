@@ -6,15 +6,19 @@ Callers of the public API pass paths as strings or as path objects.
 
 import fcntl
 import os
+import select
 import stat
 from contextlib import suppress
-from errno import EACCES, EEXIST, EINVAL, ELOOP, ENOTDIR, EPERM
+from errno import EACCES, EEXIST, EINVAL, ELOOP, ENOTDIR, ENXIO, EPERM
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from agent.errors import ConfigError
 from agent.model.reading import Absence
+
+WRITER_S: Final = 10.0
+"""Longest time that a command waits for a process that writes to the pipe that it reads [s]."""
 
 
 class FileContent(NamedTuple):
@@ -63,12 +67,11 @@ def read_bounded(path: Path, limit: int, *, is_own: bool = False, is_input: bool
         UnsafeReadError: The checked directory is refused.
     """
     try:
-        opener = _open_own if is_own else _open_input if is_input else _open
+        opener = _open_own if is_own else open_input if is_input else _open
         with open(path, "rb", opener=opener) as file:
             found = os.fstat(file.fileno())
-            if is_input and (stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode)):
-                os.set_blocking(file.fileno(), True)
-            elif not stat.S_ISREG(found.st_mode):
+            is_pipe = is_input and stat.S_IFMT(found.st_mode) in {stat.S_IFIFO, stat.S_IFSOCK}
+            if not (is_pipe or stat.S_ISREG(found.st_mode)):
                 raise ReadError(path, "is not a regular file")
             data = file.read(limit + 1) or b""  # None: a pseudo file, such as /proc/kmsg, has no data now
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -104,9 +107,22 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block
 
 
-def _open_input(path: str, flags: int) -> int:
+def open_input(path: str, flags: int) -> int:
+    """Open a file that a command reads once; ``-`` is standard input. An opener of :func:`open`.
+
+    Blocks up to WRITER_S on a pipe without data. Raises OSError; ENXIO: no process writes to the pipe.
+    """
     # a copy of the descriptor: the pipe may belong to another user
-    return os.dup(0) if path == "-" else os.open(path, flags | os.O_CLOEXEC)
+    fd = os.dup(0) if path == "-" else os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    is_fifo = path != "-" and stat.S_ISFIFO(os.fstat(fd).st_mode)
+    if is_fifo and not select.select([fd], [], [], WRITER_S)[0]:
+        with suppress(PermissionError):  # if a writer that ends here was the only one, the pipe is at its end
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        if select.select([fd], [], [], 0)[0]:
+            os.close(fd)
+            raise OSError(ENXIO, f"no process wrote to this pipe within {WRITER_S:g} s; start its writer")
+    os.set_blocking(fd, True)
+    return fd
 
 
 def _open_own(path: str, flags: int) -> int:

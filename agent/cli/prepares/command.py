@@ -117,7 +117,8 @@ def _read_prepares_files(
         listed += [top / directory / rest / driver_files.LEDGER_FILE for directory in names]
     for path in [*listed, *files]:
         try:
-            content = driver_files.decode_ledger(read_bounded(path, driver_files.SIZE_MAX).data)
+            file = read_bounded(path, driver_files.SIZE_MAX, is_input=path in files)
+            content = driver_files.decode_ledger(file.data)
         except ReadError as error:
             if path in files or error.absence is not Absence.ABSENT:
                 problems.append(
