@@ -152,7 +152,7 @@ socket = "/run/connector.sock"
 remediate = true
 
 [taints]
-evict = ["gpu.xid.79", "mem.*"]
+evict = ["gpu.xid.79", "mem.*", "gpu.xid.999", "nic.*", "fpga.*", "custom.raid"]
 quiet = "2m"
 tell-unknown = false  # verbatim
 inform = false
@@ -305,7 +305,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
             ),
             ErrorPattern(re.compile("no such bitstream"), "fpga.bitstream", ErrorClass.BAD_CONFIG, "", 0.5),
         ),
-        taint_evict=frozenset({"gpu.xid.79", "mem.*"}),
+        taint_evict=frozenset({"gpu.xid.79", "mem.*", "gpu.xid.999", "nic.*", "fpga.*", "custom.raid"}),
         taint_quiet_s=120,
         taint_unknown=False,
         taint_inform=False,
@@ -634,6 +634,18 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         (
             "[taints]\nevict = ['gpu *']",
             "taints.evict: 'gpu *' is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*",
+        ),
+        (
+            "[taints]\nevict = ['gpu.lost', 'gpu.xdi.79']",
+            "taints.evict: no fault has the code 'gpu.xdi.79'; did you mean 'gpu.xid.79'?",
+        ),
+        (
+            "[taints]\nevict = ['gpu.xids.*']",
+            "taints.evict: no fault has the code 'gpu.xids.*'; did you mean 'gpu.xid.*'?",
+        ),
+        (
+            "[taints]\nevict = ['lost']",
+            "taints.evict: no fault has the code 'lost'; did you mean 'gpu.lost'?",
         ),
         (
             "[agent]\nlog-format = 'jsn'",

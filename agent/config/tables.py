@@ -28,11 +28,13 @@ from agent.errors import suggestion
 from agent.health.gpu.faults.decide_severity import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import ROW_BY_CODE
 from agent.health.gpu.rule_state import gpu_rules
-from agent.health.host.verdicts import ALL_HOST_RULES
+from agent.health.gpu.xid.xid_table import XIDS
+from agent.health.host.verdicts import ALL_HOST_RULES, DECLARED_RULES
 from agent.health.rules import FAMILY, SXID_PREFIX, XID_PREFIX, Rule, matches_code
 from agent.model.health import Repair, Severity
 from agent.model.json_values import format_short
 from agent.model.settings import CustomCheck, GpuLimits, RuleOverride
+from agent.prepare.failure_kinds import FAILURE_KINDS
 
 RULES_MAX: Final = 64
 PROBATION_MAX_S: Final = 86_400
@@ -93,7 +95,9 @@ def _parse_rule(number: int, entry: object) -> RuleOverride:
     code = entry["code"]
     if not isinstance(code, str):
         raise TypeError(f"rule {number}: code: {code!r} is not a string; put it in quotes")
-    rules = _rules_of_code(number, code)
+    rules = _rules_of_code(code, f"rule {number}: code: no rule that can be changed has")
+    if "*" in code.removesuffix(FAMILY):
+        raise ValueError(f"rule {number}: code: {code!r}: '*' may only be the last part, as in gpu.ecc.*")
     if not entry.keys() & set(KEYS[2:]):
         raise ValueError(f"rule {number}: nothing is changed; set {', '.join(KEYS[2:-1])} or {KEYS[-1]}")
     keys = _RULE_KEYS | {"limit": ("limit", partial(_limit, code, rules))}
@@ -116,24 +120,35 @@ def _parse_keys(
     return fields
 
 
-def _rules_of_code(number: int, code: str) -> list[Rule]:
+def check_evicting_codes(codes: Iterable[str]) -> None:
+    """Check the codes and families in ``taints.evict``; raises ValueError if one is no fault of the agent.
+
+    Prepares and rules on declared devices have faults in the agent's families, too.
+    """
+    more = [kind.code for kind in FAILURE_KINDS] + [rule.code for rule in chain(*DECLARED_RULES.values())]
+    for code in sorted(codes):
+        _rules_of_code(code, "no fault has", more)
+
+
+def _rules_of_code(code: str, problem: str, more: Sequence[str] = ()) -> list[Rule]:
     """Return the rules on readings whose finding code matches `code`, a code or a family as ``gpu.ecc.*``.
 
-    A code outside the agent's families belongs to a driver's own check. Raises ValueError if `code` is in one
-    of the agent's families, but no rule with this code can be changed.
+    A code outside the agent's families belongs to a driver's own check. Raises ValueError, with `problem`
+    first, if `code` is in one of the agent's families, and neither such a rule nor `more` has the code.
     """
     rules: tuple[Rule, ...] = tuple(chain(ALL_HOST_RULES, gpu_rules(GpuLimits())))
-    known = [rule.code for rule in rules] + list(ROW_BY_CODE)
+    known = [*(rule.code for rule in rules), *ROW_BY_CODE]
     numbered = (f"{XID_PREFIX}*", f"{SXID_PREFIX}*")
     is_known = (
-        code in numbered or is_latched_fault_code(code) or any(matches_code(code, name) for name in known)
+        code in numbered
+        or is_latched_fault_code(code)
+        or any(matches_code(code, name) for name in (*known, *more))
     )
     is_own = code.partition(".")[0] in {name.partition(".")[0] for name in known}
     if not is_known and (is_own or "." not in code):
+        known += [*numbered, *(f"{XID_PREFIX}{number}" for number in XIDS), *more]
         near = suggestion(code, known) or "; 'drahealth checks' lists the codes"
-        raise ValueError(f"rule {number}: code: no rule that can be changed has the code {code!r}{near}")
-    if "*" in code.removesuffix(FAMILY):
-        raise ValueError(f"rule {number}: code: {code!r}: '*' may only be the last part, as in gpu.ecc.*")
+        raise ValueError(f"{problem} the code {code!r}{near}")
     return [rule for rule in rules if matches_code(code, rule.code)]
 
 

@@ -128,14 +128,17 @@ def _show_checks(checks: tuple[CustomCheck, ...]) -> list[dict[str, Any]]:
 
 
 def _parse_codes(value: object) -> frozenset[str]:
-    from agent.devices.taints import TaintPolicy  # imported only if configured
+    from agent.config.tables import check_evicting_codes  # imported only if configured
+    from agent.devices.taints import TaintPolicy
 
     try:
-        return TaintPolicy(evict=frozenset(parse_names(value))).evict
+        codes = TaintPolicy(evict=frozenset(parse_names(value))).evict
     except ConfigError as error:
         raise ValueError(error.text) from None
     except TypeError:
         raise TypeError(f"{value!r} is not a list of finding codes, such as ['gpu.lost']") from None
+    check_evicting_codes(codes)
+    return codes
 
 
 def _merge_tables(earlier: Mapping[Any, Any], later: Mapping[Any, Any]) -> dict[Any, Any]:
