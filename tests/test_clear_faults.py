@@ -146,7 +146,7 @@ def test_clear_of_one_gpu_keeps_faults_of_another() -> None:
     assert node.health("gpu-1") is Health.UNHEALTHY
 
 
-@pytest.mark.parametrize("name", ["uuid", "bus", "PCI:{}", "0000{}", "driver", "pool"])
+@pytest.mark.parametrize("name", ["uuid", "bus", "PCI:{}", "0000{}", "driver", "pool", "p/a", "a"])
 def test_device_is_found_by_each_of_its_names(name: str) -> None:
     node = ClearNode()
     gpu = node.gpus[1]
@@ -160,6 +160,40 @@ def test_device_is_found_by_each_of_its_names(name: str) -> None:
     assert node.health("a") is node.health("gpu-1") is Health.HEALTHY
     assert node.report is not None
     assert [fault.device for fault in node.report.cleared] == ["gpu-1", f"{DRIVER}/p/a"]
+
+
+def test_declared_device_is_found_by_its_name_without_the_pool_of_the_node() -> None:
+    node = ClearNode()
+    part = DeclaredOtherDevice()
+    node.declared = (DriverDevice(DRIVER, node.settings.node, "fpga", part, 0),)
+    node.next()
+    node.report_fault("fpga", pool=node.settings.node)
+    node.next()
+    assert cleared_faults(node.clear(f"{DRIVER}/fpga")) == [
+        (f"{DRIVER}/{node.settings.node}/fpga", "fpga.stuck")
+    ]
+
+
+@pytest.mark.parametrize("name", ["{driver}/{node}/gpu-1", "{driver}/gpu-1"])
+def test_host_device_is_found_as_a_device_of_the_served_driver(name: str) -> None:
+    node = ClearNode()
+    node.state = replace(node.state, settings=replace(node.settings, drivers=(DRIVER,)))
+    node.xid(1, 62)
+    node.rest(30)
+    found = name.format(driver=DRIVER, node=node.settings.node)
+    assert node.clear(found.replace(DRIVER, "other.example.com")).refusal is ClearRefusal.UNKNOWN
+    assert cleared_faults(node.clear(found)) == [("gpu-1", "gpu.xid.62")]
+
+
+def test_name_of_devices_of_two_drivers_is_refused() -> None:
+    node = ClearNode()
+    node.declare(a=DeclaredOtherDevice())
+    other = DriverDevice(DRIVER, "q", "a", DeclaredOtherDevice(), 0)
+    node.declared = (*node.declared, other)
+    node.next()
+    result = node.clear("a")
+    assert (result.refusal, result.cleared) == (ClearRefusal.UNKNOWN, ())
+    assert "no device 'a' is known" in result.reason
 
 
 def test_clear_of_fault_in_probation_ends_probation() -> None:

@@ -10,16 +10,13 @@ from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_soc
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterable
-
-    from agent.model.cleared_faults import ClearedFault
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "device",
         metavar="DEVICE",
-        help="name as in 'drahealth scan' or 'explain', UUID or PCI address of a GPU, or driver/pool/name",
+        help="name as another command prints it, such as driver/pool/name, or UUID or PCI address of a GPU",
     )
     parser.add_argument(
         "--code", metavar="CODE", default="", help="clear only the fault with this code, e.g. gpu.xid.79"
@@ -35,13 +32,9 @@ def main(args: Namespace) -> int:
     from agent.serve.agent_api import client
 
     cleared = asyncio.run(client.clear_faults(socket, args.device, args.code))
-    print_result(args, lambda: clear_document(cleared), lambda _: render_cleared(cleared))
+    text = "".join(f"{clean(fault.device)}: fault {clean(fault.code)} cleared\n" for fault in cleared)
+    print_result(args, lambda: clear_document(cleared), lambda _: text)
     return 0
-
-
-def render_cleared(cleared: Iterable[ClearedFault]) -> str:
-    """Return one line for each cleared fault."""
-    return "".join(f"{clean(fault.device)}: fault {clean(fault.code)} cleared\n" for fault in cleared)
 
 
 VERB = Subcommand(

@@ -130,10 +130,10 @@ def clear_faults(
         if request.number <= outcome.last_request:
             continue
         outcome = replace(outcome, last_request=request.number)
-        name = request.device.removeprefix(f"{settings.node}/")  # as explain names a host device
+        names = [*known_devices, *declared.known]
+        name = _name_in_reports(request.device, names, declared, settings)
         target = _find_target(name, outcome.gpus.state.rule_state, declared, known_devices)
         if target is None:
-            names = [*known_devices, *declared.known]
             reason = f"no device {request.device!r} is known{suggestion(request.device, names)}"
             outcome = _refuse(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
@@ -180,6 +180,20 @@ def reported_clears(
 
 
 # --- the device ---------------------------------------------------------------------------------------------
+
+
+def _name_in_reports(
+    name: str, known: Iterable[Subject], declared: DeclaredState, settings: EngineSettings
+) -> str:
+    """Return the name in reports of a device that an operator names as any command prints it: without the
+    node's pool, without driver and pool, or as a host device of a driver that declares none."""
+    name = name.removeprefix(f"{settings.node}/")
+    driver, _, device = name.partition("/")
+    if driver in settings.drivers and driver not in declared.declaring:
+        return device.removeprefix(f"{settings.node}/")
+    ends = {name, f"{driver}/{settings.node}/{device}"} & set(known)
+    ends = ends or {subject for subject in known if subject.endswith(f"/{name}")}
+    return ends.pop() if len(ends) == 1 else name
 
 
 def _find_target(
