@@ -260,6 +260,20 @@ def test_missing_file_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("nothing is recorded\n")
 
 
+@pytest.mark.parametrize("argv", [["--device", "gpu-3"], ["--pod", "a"], ["--summary", "--device", "gpu-3"]])
+def test_name_without_a_history_file_exits_64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    assert main(["history", *argv, "--state-dir", str(tmp_path)]) == 64
+    out, err = capsys.readouterr()
+    name = f"{argv[-2].removeprefix('--')} {argv[-1]!r}"
+    file = tmp_path / "history.sqlite"
+    assert (out, err) == (
+        "",
+        f"drahealth: nothing is recorded of {name}: history file {file} does not exist\n",
+    )
+
+
 def test_newest_40_changes_are_shown_and_the_others_counted(recorded: Recorded) -> None:
     recorded.node.follow(*[(LOST, 1), (HEALTHY, 1)] * 50)
     changes: list[VerdictChange] = recorded.node.changes

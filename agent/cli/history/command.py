@@ -15,6 +15,7 @@ from agent.model.health import Severity
 from agent.model.history import ClockReading
 from agent.model.settings import HISTORY_FILE
 from agent.model.time import NS
+from agent.system.files import may_exist
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -73,6 +74,10 @@ def main(args: Namespace) -> int:
     age_s = _duration_s(args.since) if args.since is not None else None
     config = load_config(args)
     path = config.state_dir / HISTORY_FILE
+    named = [(kind, getattr(args, kind)) for kind in ("device", "pod", "claim")]
+    for kind, name in named if not may_exist(path) else ():
+        if name is not None:
+            raise UsageError(f"nothing is recorded of {kind} {name!r}: history file {path} does not exist")
     if args.summary or args.flapping:
         _print_summary(args, path, _Now(now_s, age_s, config.procfs_root))
     else:
