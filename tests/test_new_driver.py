@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_disk import run_on_small_disk
 
 from agent.cli.main import main as drahealth
 from agent.cli.new_driver.command import GO_MODULE, LANGUAGES, driver_files
@@ -39,6 +40,18 @@ def run_in(directory: Path, *command: str) -> None:
 
 def test_new_driver_passes_its_own_tests(driver_dir: Path) -> None:
     run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "not conforms")
+
+
+def test_full_disk_leaves_no_part_of_the_new_driver(tmp_path: Path) -> None:
+    program = f"""
+import os
+from agent.cli.main import main
+with open({str(tmp_path / "full")!r}, "wb", buffering=0) as full:
+    full.write(bytes(120 << 10))
+print(main(["new-driver", "card.example.com", "--directory", {str(tmp_path / "made")!r}]))
+print(os.listdir({str(tmp_path)!r}))
+"""
+    assert run_on_small_disk(program, tmp_path) == ["75", "['full']"]
 
 
 @pytest.mark.slow  # conform records for 40 s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.subcommand import Subcommand
@@ -48,8 +49,12 @@ def main(args: Namespace) -> int:
     files = driver_files(args.driver, label, args.language)
     try:
         directory.mkdir(parents=True)
-        for name, text in files.items():
-            (directory / name).write_text(text)
+        try:
+            for name, text in files.items():
+                (directory / name).write_text(text)
+        except BaseException:
+            rmtree(directory, ignore_errors=True)
+            raise
     except FileExistsError:
         raise UsageError(
             f"directory {directory}: exists already; choose another one with --directory"
