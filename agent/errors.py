@@ -23,8 +23,15 @@ class DrahealthError(CopyableError):
     """Base class of all errors that an operator or a caller can fix."""
 
 
-CONFIG_ERROR_CHARS: Final = 2000
-"""Largest length of a ConfigError; a longer text, which quotes a long value, loses its middle."""
+ERROR_CHARS: Final = 2000
+"""Largest length of a ConfigError, and of a line of an error on the command line."""
+
+
+def without_middle(text: str) -> str:
+    """Return `text`; if it is over ERROR_CHARS, as one that quotes a long value, without its middle."""
+    if len(text) <= ERROR_CHARS:
+        return text
+    return f"{text[: ERROR_CHARS // 2]} ... {text[-ERROR_CHARS // 2 :]}"
 
 
 class ConfigError(DrahealthError, ValueError):
@@ -33,8 +40,7 @@ class ConfigError(DrahealthError, ValueError):
     def __init__(self, text: str, *, key: str = "") -> None:
         """Create the error; ``key`` is the key of the setting in the configuration file, e.g.
         ``agent.period``, or empty."""
-        if len(text) > CONFIG_ERROR_CHARS:
-            text = f"{text[: CONFIG_ERROR_CHARS // 2]} ... {text[-CONFIG_ERROR_CHARS // 2 :]}"
+        text = without_middle(text)
         super().__init__(f"{key}: {text}" if key else text)
         self.text = text
         self.key = key

@@ -134,6 +134,14 @@ def test_kind_with_control_characters_in_a_file_is_cleaned(capsys, tmp_path, arg
     assert "\x1b" not in err
 
 
+def test_long_line_of_an_error_loses_its_middle(capsys):
+    report_error(UsageError(f"no device {'x' * 100_000!r} is known\ntry it"))
+    first, second = capsys.readouterr().err.splitlines()
+    assert (len(first), second) == (2005, "try it")
+    assert first.startswith("drahealth: no device 'xxx")
+    assert first.endswith("xxx' is known")
+
+
 def test_error_in_an_exception_group_is_unwrapped(capsys):
     assert report_error(ExceptionGroup("nursery", [ExceptionGroup("inner", [ConfigError("x")])])) == 78
     assert capsys.readouterr().err == "drahealth: x\n"

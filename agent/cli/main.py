@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from agent.cli.output.terminal import terminal_width
 from agent.cli.output.text import clean
 from agent.cli.subcommand import EXIT_OF_ERROR, INTERNAL, PASSING_ERRNOS, RETRY_LATER, Subcommand
-from agent.errors import ConfigError, OutputPipeClosed, UsageError, suggestion, unwrap_error
+from agent.errors import ConfigError, OutputPipeClosed, UsageError, suggestion, unwrap_error, without_middle
 from agent.system.output import print_last_error
 from agent.version import VERSION
 
@@ -154,12 +154,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report_error(error: BaseException, write: Callable[[str], None] = print_last_error) -> int:
     """Print the text of `error` with the function `write`, and return the exit code for the error.
 
-    Each line of the text is cleaned of characters that a terminal might obey. A bug is printed with a
-    traceback. A lack of file descriptors, threads or memory is no bug: its text names the limit.
+    Each line of the text is cleaned of characters that a terminal might obey, and shortened. A bug is printed
+    with a traceback. A lack of file descriptors, threads or memory is no bug: its text names the limit.
     """
 
     def show(text: str) -> None:
-        write("\n".join(map(clean, text.split("\n"))))
+        write("\n".join(clean(without_middle(line)) for line in text.split("\n")))
 
     root = unwrap_error(error)
     for kind, code in EXIT_OF_ERROR:
