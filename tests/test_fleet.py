@@ -448,6 +448,11 @@ def test_host_with_an_invalid_label_exits_with_69(capsys: pytest.CaptureFixture[
         ),
         (["--prometheus", "https://h", "--ca-file", "/nowhere"], 78, "/nowhere cannot be used: No such file"),
         (
+            ["--prometheus", "http://h", "--ca-file", "/ca.pem"],
+            78,
+            "Prometheus http://h: --ca-file has no effect without https:// in the URL",
+        ),
+        (
             ["--prometheus", "https://h", "--token-file", "/proc/sys/kernel/ostype", "--ca-file", "/nowhere"],
             78,
             "/nowhere cannot be used: No such file",

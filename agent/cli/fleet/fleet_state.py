@@ -23,6 +23,7 @@ from agent.config.api_access import without_login
 from agent.errors import ApiError, ApiUnreachableError, ConfigError, UsageError
 from agent.model.health import Severity
 from agent.model.time import WALL_MAX_S
+from agent.system.files import open_input
 from agent.version import VERSION
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class PrometheusClient:
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(os.fsencode(login)).decode()}"
+        if ca_file is not None and parts.scheme == "http":
+            raise ConfigError(f"Prometheus {self.url}: --ca-file has no effect without https:// in the URL")
         file = token_file
         try:
             if token_file is not None:
@@ -162,7 +165,7 @@ class PrometheusClient:
 
 def _read_token(path: Path) -> str:
     """Return the token in a file; raises OSError, or ValueError if it cannot be a token."""
-    with path.open(encoding="ascii") as file:
+    with open(path, encoding="ascii", opener=open_input) as file:
         token = file.read(TOKEN_BYTES).strip()
     if len(token.split()) != 1 or not token.isprintable():
         raise ValueError("the file must have one line with a token, without blanks")
