@@ -106,7 +106,13 @@ def test_every_error_class_has_an_exit_code_and_one_line(capsys, error, code):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(errno.ENOMEM, 75), (errno.EMFILE, 75), (errno.ENOSPC, 75), (errno.EIO, 75), (errno.ENOENT, 78)],
+    [
+        *(
+            (number, 75)
+            for number in (errno.ENOMEM, errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EADDRNOTAVAIL)
+        ),
+        (errno.ENOENT, 78),
+    ],
 )
 def test_configuration_that_a_lack_makes_unusable_is_to_be_retried(capsys, number, code):
     """systemd starts the agent again after 75, and does not after 78."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from errno import EDQUOT, EIO, ENOSPC
+from errno import EADDRNOTAVAIL, EDQUOT, EIO, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -176,7 +176,7 @@ EXIT_OF_SEVERITY_NPD: Final = {
 INTERNAL: Final = 70
 RETRY_LATER: Final = 75
 NOT_ALLOWED: Final = 77
-PASSING_ERRNOS: Final = LACK_ERRNOS | {EDQUOT, EIO, ENOSPC}
+PASSING_ERRNOS: Final = LACK_ERRNOS | {EADDRNOTAVAIL, EDQUOT, EIO, ENOSPC}
 """Errnos of failures that can pass: a ConfigError that they cause has the exit code RETRY_LATER."""
 
 EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
