@@ -43,7 +43,6 @@ from agent.cgroup_audit.expected_cgroups import (
 )
 from agent.cgroup_audit.expected_values import (
     Amount,
-    ExpectedSetting,
     ResourceSum,
     container_limit,
     container_request,
@@ -486,7 +485,9 @@ def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> Expect
     if node.has_hugetlb:
         return group
     settings = tuple(
-        item for item in group.settings if item.setting.kind not in _PAGES or _expects_more_than_zero(item)
+        item
+        for item in group.settings
+        if item.setting.kind not in _PAGES or not item.accepted or item.accepted[0].value != 0
     )
     return replace(group, settings=settings)
 
@@ -528,10 +529,6 @@ def _inherited_limits(audit: PodAudit) -> Iterator[SettingComparison]:
         limit = pod_limits.get(row.setting)
         is_inherited = _is_container_page_limit(row) and row.expected.accepted and _has_no_limit(row)
         yield compare_inherited_limit(row, limit) if is_inherited and isinstance(limit, int) else row
-
-
-def _expects_more_than_zero(setting: ExpectedSetting) -> bool:
-    return not setting.accepted or setting.accepted[0].value != 0
 
 
 def _unknown_if_exclusive(compared: SettingComparison, pod: Pod) -> SettingComparison:

@@ -52,7 +52,8 @@ def tighter_pod_limits(
     for setting in (limit.setting for limit in pod.settings if limit.setting.kind in _POD_WIDE_LIMITS):
         own = _expected_and_actual(pod, setting, actual)
         pairs = [
-            _without_unlimited(pair)
+            # of the pod's limit, a container without a limit needs at most its own expected one
+            pair._replace(actual=Fraction(pair.expected)) if pair.actual >= NO_LIMIT else pair
             for container in containers
             if (pair := _expected_and_actual(container, setting, actual))
         ]
@@ -85,14 +86,6 @@ def _expected_and_actual(
         # containers are rounded one by one, so their sum can exceed the pod
         return _Amounts(meant, Fraction(meant))
     return _Amounts(meant, normalize_limit(value) * _period_ratio(expected, read, value))
-
-
-def _without_unlimited(amounts: _Amounts) -> _Amounts:
-    """Return the limits of a container. If the actual limit is missing, the expected limit replaces it.
-
-    Of the pod's limit, a container needs at most its own expected limit.
-    """
-    return amounts._replace(actual=Fraction(amounts.expected)) if amounts.actual >= NO_LIMIT else amounts
 
 
 def _period_ratio(expected: ExpectedSetting, read: ActualCgroup, value: int) -> Fraction:

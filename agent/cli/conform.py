@@ -189,7 +189,7 @@ def main(args: Namespace) -> int:
 
         print_result(
             args,
-            lambda: checks_document(CHECKS),
+            lambda: {"apiVersion": API_VERSION, "checks": [CHECK(check) for check in CHECKS]},
             lambda style: render_checks(CHECKS, style),
             lambda: render_checks_markdown(CHECKS),
         )
@@ -203,7 +203,11 @@ def main(args: Namespace) -> int:
     if options.prepare is not None:
         # as Ctrl-C: claims are unprepared before the end
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    session = run_session(options, lambda socket: _print_start(socket, options), _print_warning)
+    session = run_session(
+        options,
+        lambda socket: _print_start(socket, options),
+        lambda text: print(f"drahealth: {clean(text)}", file=sys.stderr),
+    )
     record = asyncio.run(session)
     results = run_checks(record)
     print_result(args, lambda: document(record, results), lambda style: render(record, results, style))
@@ -214,10 +218,6 @@ def _print_start(socket: str, options: SessionOptions) -> None:
     if sys.stderr.isatty():
         duration = format_duration(options.window_s * S)
         print(f"recording {clean(socket)} for {duration}, press Ctrl-C to stop", file=sys.stderr)
-
-
-def _print_warning(text: str) -> None:
-    print(f"drahealth: {clean(text)}", file=sys.stderr)
 
 
 def _session_options(args: Namespace) -> SessionOptions:
@@ -644,11 +644,6 @@ def render_checks_markdown(checks: Iterable[ConformCheck]) -> str:
 
 
 CHECK: Final = ObjectKeys("code title looksAt:method why advice")
-
-
-def checks_document(checks: Iterable[ConformCheck]) -> dict[str, Any]:
-    """Return the list of conformance checks as JSON. Later versions only add keys."""
-    return {"apiVersion": API_VERSION, "checks": [CHECK(check) for check in checks]}
 
 
 VERB = Subcommand(

@@ -281,9 +281,10 @@ def step(
     evaluation = Evaluation(settings, conditions, sources, now, ok_cache)
     _schedule_stall_detection(evaluation, stalled, starting, started, is_late=is_late)
     lease_salt_s = _lease_salt(state, now)
-    previous = VerdictContext(
-        started, state.evaluated, state.devices, stalled, lease_salt_s + _run_lease_s(state.checkpoint)
-    )
+    # If kubelet and agent end together, the kubelet loads its last verdicts, which have expired. A first list
+    # with the same leases would renew them without updating the pods.
+    run_lease_s = RUN_LEASE_S * (max(state.checkpoint.runs - 1, 0) % 2)
+    previous = VerdictContext(started, state.evaluated, state.devices, stalled, lease_salt_s + run_lease_s)
     if not is_incomplete:
         evaluate_host(evaluation, host, snapshot, parts)
     own = dict(host_verdicts(evaluation, previous, host))
@@ -391,15 +392,6 @@ def _next_checkpoint(
     if same and gpus.checkpoint is state.gpus.checkpoint:
         return basis, before
     return basis, replace(gpus.checkpoint, start=start, conditions=stored, runs=before.runs)
-
-
-def _run_lease_s(checkpoint: PersistentState) -> int:
-    """Return the time that this run of the agent adds to each lease (validity of a verdict) [s].
-
-    If kubelet and agent end together, the kubelet loads its last verdicts, which have expired. A first list
-    of devices with the same leases would renew the verdicts without updating the pods.
-    """
-    return RUN_LEASE_S * (max(checkpoint.runs - 1, 0) % 2)
 
 
 def _schedule_stall_detection(

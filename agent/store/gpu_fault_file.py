@@ -166,7 +166,10 @@ def _encode(memory: PersistentState) -> bytes:
     content: dict[str, object] = {
         "version": VERSION,
         "gpus": [gpu._asdict() for gpu in memory.gpus],
-        "faults": [_fields_of_release_0_1(fault) for fault in memory.faults],
+        "faults": [
+            {name: value for name, value in fault._asdict().items() if name not in _MONOTONIC}
+            for fault in memory.faults
+        ],
     }
     if memory.cleared:  # without it, earlier versions of the agent can read the file
         content["cleared"] = [record._asdict() for record in memory.cleared]
@@ -186,10 +189,6 @@ def _encode(memory: PersistentState) -> bytes:
     if memory.runs:
         content["runs"] = memory.runs
     return encode_json(content)
-
-
-def _fields_of_release_0_1(fault: PersistentFault) -> dict[str, object]:
-    return {name: value for name, value in fault._asdict().items() if name not in _MONOTONIC}
 
 
 def _fault_times(fault: PersistentFault) -> _FaultTimes:

@@ -354,7 +354,9 @@ _STALLED_SOURCE: Final = CheckDescription(
 
 
 def _rule_check(rule: Rule) -> CheckDescription:
-    return _catalog_check(rule, _first_paragraph(rule.evaluate))
+    # the first paragraph of the function's docstring is written for operators
+    meaning = (inspect.getdoc(rule.evaluate) or "").partition("\n\n")[0]
+    return _catalog_check(rule, " ".join(meaning.split()))
 
 
 def _catalog_check(row: CatalogRow, meaning: str, try_command: str | None = None) -> CheckDescription:
@@ -375,14 +377,6 @@ def _catalog_check(row: CatalogRow, meaning: str, try_command: str | None = None
 
 def _pod_audit_check(row: PodFindingRow) -> CheckDescription:
     return _catalog_check(row, row.description)
-
-
-def _first_paragraph(evaluate: object) -> str:
-    """Return the first paragraph of the docstring of a rule's function `evaluate`.
-
-    This paragraph is written for operators.
-    """
-    return " ".join((inspect.getdoc(evaluate) or "").partition("\n\n")[0].split())
 
 
 def _event_check(row: EventFaultRow) -> CheckDescription:

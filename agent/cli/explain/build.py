@@ -238,7 +238,9 @@ def severity_of(explanation: Explanation) -> Severity:
     if explanation.ended and not (explanation.devices or explanation.claims or explanation.pods):
         return max(use.state.severity for use in explanation.ended)
     if explanation.kind == ALL and not explanation.claims:
-        return Severity.UNKNOWN if any(map(_may_have_claims, explanation.sources)) else Severity.OK
+        unread = {result.source for result in explanation.sources if result.absence is Absence.UNREADABLE}
+        # both list claims, so that claims may be missing
+        return Severity.UNKNOWN if unread & {Origin.CHECKPOINT, Origin.PODRESOURCES} else Severity.OK
     has_no_claims = all(pod.view.known is not None and not pod.view.known.claims for pod in explanation.pods)
     if explanation.kind == POD and not explanation.claims and has_no_claims:
         return Severity.OK
@@ -250,14 +252,6 @@ def devices_of_claim(claim: ClaimFacts) -> tuple[DeviceRef, ...]:
     """Return the devices of a claim, then the devices that only failed prepares of the claim name."""
     refs = sorted({edge.use.device for edge in claim.view.devices})
     return (*refs, *claim.devices_of_failed_prepares)
-
-
-def _may_have_claims(result: SourceResult) -> bool:
-    """Return whether `result` shows that the kubelet's checkpoint or podresources API could not be read.
-
-    Both list claims, so that claims may be missing.
-    """
-    return result.absence is Absence.UNREADABLE and result.source in {Origin.CHECKPOINT, Origin.PODRESOURCES}
 
 
 # --- which objects are concerned ---------------------------------------------------------------------------

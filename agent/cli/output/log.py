@@ -102,8 +102,9 @@ class JsonLineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         change: ReportChange | None = getattr(record, CHANGE, None)
+        created = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
         entry = {
-            "time": _rfc3339_ms(record.created),
+            "time": f"{created.isoformat(timespec='milliseconds')}Z",
             "level": record.levelname.lower(),
             "message": message_of(record),
             "logger": record.name,
@@ -124,11 +125,6 @@ class JsonLineFormatter(logging.Formatter):
         """Return the text of the error that ends the agent, as a separate log entry in JSON."""
         error = {"levelno": logging.ERROR, "levelname": "ERROR", "name": "agent", "msg": text}
         return self.format(logging.makeLogRecord(error))
-
-
-def _rfc3339_ms(wall_s: float) -> str:
-    """Format a wall time as RFC 3339 in UTC, to the millisecond."""
-    return f"{datetime.fromtimestamp(wall_s, UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def log_formatter(name: str, *, journal: bool) -> LineFormatter | JsonLineFormatter:

@@ -66,13 +66,6 @@ class ReportChange(NamedTuple):
         text = shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
         return truncate_utf8(text, TEXT_MAX_BYTES)
 
-    def differs_from(self, other: ReportChange) -> bool:
-        """Return whether severity or text differ from those of the earlier state `other` of the object.
-
-        The log omits a change that does not differ.
-        """
-        return self.severity != other.severity or not self.has_same_text(other)
-
     def has_same_text(self, other: ReportChange) -> bool:
         """Return whether state, code and message are those of `other`.
 
@@ -95,7 +88,7 @@ def changes_between_reports(before: Report | None, now: Report) -> list[ReportCh
         key: change
         for key, change in current.items()
         if (
-            old[key].differs_from(change)
+            old[key].severity != change.severity or not old[key].has_same_text(change)
             if key in old
             else change.severity or change.state not in unremarkable
         )

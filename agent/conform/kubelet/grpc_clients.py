@@ -30,7 +30,7 @@ from agent.conform.session_record import (
     UnaryCallResult,
 )
 from agent.errors import PermissionDeniedError
-from agent.serve.grpc.channel import RawChannel, ResponseTooLarge
+from agent.serve.grpc.channel import WINDOW, RawChannel, ResponseTooLarge
 from agent.serve.sockets import connection_failure_reason
 
 CALL_S: Final = 5.0
@@ -421,10 +421,10 @@ class HealthStreamClients:
             await self._run_until(self._window_s, _wait_for_first_list(recorder))
             if recorder.lists and recorder.ended is None:
                 stopped_s = self._clock.now_s()
-                channel.close_window()
+                channel.set_window(0)
                 await self._sleep_until(self._time_at(RESUMES_AT_FRACTION))
                 resumed_s = self._clock.now_s()
-                channel.open_window()
+                channel.set_window(WINDOW)
             await self._sleep_until(self._window_s)
         finally:
             await stop_recording(recording)
@@ -450,19 +450,18 @@ class HealthStreamClients:
         """Record one health stream until it has reported all known devices, at most 5 s."""
         recorder = StreamRecorder(self._clock)
         recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
+        others = self._recorders[version]
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CALL_S):
                     while recorder.ended is None and not (
-                        recorder.lists and self._known_devices(version) <= recorder.devices_seen
+                        recorder.lists
+                        and all(other.devices_seen <= recorder.devices_seen for other in others)
                     ):
                         await recorder.wait_for_change()
         finally:
             await stop_recording(recording)
         return recorder.to_record()
-
-    def _known_devices(self, version: str) -> set[RawDeviceKey]:
-        return set().union(*(recorder.devices_seen for recorder in self._recorders[version]))
 
 
 async def _wait_for_first_list(recorder: StreamRecorder) -> None:

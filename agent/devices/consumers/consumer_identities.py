@@ -150,18 +150,15 @@ class Identities:
         uid = self.mirrors.get(uid, uid)
         return PodRef(*(self.pods.name_of(uid) or ("", "")), uid)
 
-    def pod_by_name(self, namespace: str, name: str) -> PodRef:
-        """Return the identity of the pod with a name; its UID is empty if the name is ambiguous."""
-        return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
-
     def pod_of_claim(self, namespace: str, name: str, claim: ClaimRef) -> PodRef:
         """Return the identity of a pod that the kubelet's podresources API lists with a claim.
 
-        If several pods have the name, the result is the pod for which the kubelet's checkpoint has the claim.
+        If several pods have the name, the result is the pod for which the kubelet's checkpoint has the claim,
+        else its UID is empty.
         """
         uids = self.pods.by_name.get((namespace, name), {})
         found = [uid for uid in uids if uid in self.prepared_for.get(claim.uid, ())]
-        return PodRef(namespace, name, found[0]) if len(found) == 1 else self.pod_by_name(namespace, name)
+        return PodRef(namespace, name, found[0] if len(found) == 1 else self.pods.uid_of((namespace, name)))
 
     def is_prepared_for_others(self, claim: ClaimRef, pod: PodRef) -> bool:
         """Return True if the kubelet's checkpoint shows that a claim is not prepared for a pod.

@@ -340,7 +340,8 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
         for user in affected_pods(known, DeviceRef(device.driver, device.pool, device.name)):
             if not user.is_certain:
                 continue
-            is_whole = device.part.exclusive and not _is_share(user)
+            is_share = any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)
+            is_whole = device.part.exclusive and not is_share
             of_pod = own[user.pod.ref.uid]
             for container in user.containers:
                 if is_whole and container.is_certain:
@@ -352,10 +353,6 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
         for uid, containers in own.items()
         if (clear := {name: cpus for name, cpus in containers.items() if (uid, name) not in unclear})
     }
-
-
-def _is_share(user: AffectedPod) -> bool:
-    return any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)
 
 
 # --- lookup of health --------------------------------------------------------------------------------------

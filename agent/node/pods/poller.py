@@ -97,11 +97,6 @@ def prepared_devices_by_pod(consumers: ConsumerMap) -> Mapping[str, tuple[Device
     return {uid: tuple(sorted(devices)) for uid, devices in sorted(found.items())}
 
 
-def pod_names_by_uid(consumers: ConsumerMap) -> Mapping[str, str]:
-    """Return ``<namespace>/<name>`` of each pod whose name is known, by pod UID."""
-    return {ref.uid: str(ref) for ref in consumers.pods if ref.uid and ref.name}
-
-
 def impact_lines(
     consumers: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], reported: HealthByDevice
 ) -> ImpactLines:
@@ -350,7 +345,8 @@ class PodPoller:
             self._uses = prepared_devices_by_pod(self._reliable)
             lists_all = kubelet.pods.absence is None  # else a pod without a name need not be gone
             kept = {uid: name for uid, name in self._names.items() if not lists_all or uid in self._uses}
-            self._names = {**kept, **pod_names_by_uid(self._reliable)}
+            names = {ref.uid: str(ref) for ref in self._reliable.pods if ref.uid and ref.name}
+            self._names = kept | names
         self._track_pods(pods)
         return self._state()
 

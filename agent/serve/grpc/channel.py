@@ -154,15 +154,8 @@ class RawChannel(UnixChannel):
         """Code and text of the GOAWAY frame with which the server ends the connection; empty: none."""
         return self._protocol.goaway if isinstance(self._protocol, _RawProtocol) else ""
 
-    def close_window(self) -> None:
-        """Set the flow control window of all streams to zero, like a client that stops reading."""
-        self._set_window(0)
-
-    def open_window(self) -> None:
-        """Set the flow control window of all streams to :data:`WINDOW` again."""
-        self._set_window(WINDOW)
-
-    def _set_window(self, size: int) -> None:
+    def set_window(self, size: int) -> None:
+        """Set the flow control window of all streams; zero is that of a client that stops reading."""
         if self._protocol is None or self._protocol.connection.is_closing():
             return
         try:

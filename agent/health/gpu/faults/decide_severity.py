@@ -3,7 +3,7 @@
 A latched fault is reported once, such as an XID, and kept until it is resolved.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -76,9 +76,9 @@ def evaluate_faults(
         elif key.code.startswith(XID_PREFIX):
             if key.gpu_number not in facts:
                 facts[key.gpu_number] = _xid_readings(log, gpus, key.gpu_number)
-            own_facts = facts[key.gpu_number]._replace(
-                has_root=_has_root(roots.get(key.gpu_number, ()), fault)
-            )
+            causes = [root for root in roots.get(key.gpu_number, ()) if root.xid != fault.xid]
+            has_root = any(occurred_near(root, fault.last, ROOT_NS) for root in causes)
+            own_facts = facts[key.gpu_number]._replace(has_root=has_root)
             found[key] = decide_xid(
                 xid_row(fault.xid), _xid_fault(key.code, fault, now), own_facts, overrides.get(fault.xid)
             )
@@ -108,15 +108,6 @@ def _xid_fault(code: str, fault: Fault, now: Instant) -> XidOccurrences:
         processes=len(processes),
         followers=fault.followers,
     )
-
-
-def _has_root(roots: Iterable[Fault], fault: Fault) -> bool:
-    """Return whether one of the faults that may have caused ``fault`` occurred shortly before or after it.
-
-    Args:
-        roots: Faults that may have caused ``fault``.
-    """
-    return any(root.xid != fault.xid and occurred_near(root, fault.last, ROOT_NS) for root in roots)
 
 
 def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings:

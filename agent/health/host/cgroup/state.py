@@ -110,15 +110,6 @@ def _has_grown(old: Reading, new: Reading) -> bool:
     return new > old if isinstance(old, int) else is_absent(old) and new > 0
 
 
-def drop_stale_windows(rates: RateWindows, now_ns: int, window_ns: int) -> RateWindows:
-    """Return the windows of a cgroup; empty windows if none of its counters has grown recently.
-
-    Args:
-        window_ns: Length of the evaluated window [ns]; windows are kept for LINGER_NS longer.
-    """
-    return rates if now_ns - rates.grew_ns < window_ns + LINGER_NS else NO_RATE_WINDOWS
-
-
 RECENT_NS: Final = 600 * NS
 """Time for which single events of a cgroup are reported after the last of them [ns]."""
 MAX_REMOVED_CGROUPS: Final = 1024
@@ -309,7 +300,8 @@ def _without_expired(
             if deltas:
                 gone.append((ident, record._replace(deltas=deltas, rates=NO_RATE_WINDOWS, frozen_ns=None)))
             continue
-        rates = drop_stale_windows(record.rates, now_ns, window_ns)
+        is_recent = now_ns - record.rates.grew_ns < window_ns + LINGER_NS
+        rates = record.rates if is_recent else NO_RATE_WINDOWS
         frozen_ns = _frozen_ns(record, now_ns)
         if not deltas and rates is NO_RATE_WINDOWS and frozen_ns is None:
             continue

@@ -34,7 +34,7 @@ def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window
     returned until ``/proc/pressure`` has been read again."""
     if machine is None:
         return {}
-    t_ns = pressure_read_ns(machine)
+    t_ns = next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
     if all(points and points[-1].t_ns == t_ns for points in (previous.get(name) for name in RESOURCES)):
         return previous
     return {
@@ -43,11 +43,6 @@ def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window
         )
         for name in RESOURCES
     }
-
-
-def pressure_read_ns(machine: MachineSample) -> int:
-    """Return when ``/proc/pressure`` was last read, on CLOCK_MONOTONIC; 0: not read [ns]."""
-    return next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
 
 
 def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
