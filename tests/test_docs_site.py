@@ -105,6 +105,15 @@ def test_source_files_that_a_document_names_exist(document: Path) -> None:
     assert sorted(name for name in names - OTHER_FILES if not is_source_file(name)) == []
 
 
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_classes_and_methods_that_a_document_names_exist(document: str) -> None:
+    files = [*(ROOT / "agent").rglob("*.py"), *(ROOT / "proto").rglob("*.proto")]
+    defined = {name for file in files for name in re.findall(r"\b(?:class|rpc) (\w+)", file.read_text())}
+    spans = [span for span in code_spans(ROOT / document) if not span.endswith((".md", ".yaml"))]
+    names = [re.fullmatch(r"([A-Z][A-Za-z]*[a-z])(\.\w+)?", span) for span in spans]
+    assert sorted({name[1] for name in names if name} - defined) == []
+
+
 @pytest.mark.parametrize("document", SOURCE_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_c_functions_that_a_document_names_exist(document: Path) -> None:
     names = {name for span in code_spans(document) for name in re.findall(r"\b(dh_\w+)\(", span)}
