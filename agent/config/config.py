@@ -192,11 +192,11 @@ SETTINGS: Final = (
     Setting("pods.audit", "pods_audit_ns", kinds.DURATION, unless_zero(duration_within(10 * S, 24 * HOUR)),
             help="interval of the audit of pods with claims; 0s: never"),
     Setting("expect.cpus", "expect_cpus", kinds.CPUS,
-            help="CPUs that must be online; default: those online when the agent starts"),
+            help="CPUs that must be online; default: those online at the first start since boot"),
     Setting("expect.hugepages", "expect_pools", kinds.POOLS, check_hugepage_pools,
-            help="expected pages by hugepage device; default: their number when the agent starts"),
+            help="expected pages by hugepage device; default: their number at the first start since boot"),
     Setting("expect.gpus", "expect_gpus", kinds.COUNT, number_within(0, GPUS_MAX),
-            help="expected number of GPUs; default: the number when the agent starts"),
+            help="expected number of GPUs; default: all that the node ever had"),
     Setting("throttle.events", "throttle_events", kinds.COUNT, number_within(1, 1_000_000),
             help="number of thermal-throttle events that makes the CPUs of a NUMA node degraded"),
     Setting("throttle.window", "throttle_window_s", kinds.SECONDS, seconds_within(2, 86400),
@@ -334,9 +334,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pods_audit_ns: int = 300 * S
     """Interval between two audits of the cgroups of pods with claims [ns]; 0: never."""
     expect_cpus: CpuSet | None = None
-    """CPUs that must be online; None: the CPUs that are online when the agent starts."""
+    """CPUs that must be online; None: the CPUs that are online at the first start since boot."""
     expect_pools: dict[str, int] = msgspec.field(default_factory=dict)
-    """Expected pages by hugepage device; for other devices: the pages they have when the agent starts."""
+    """Expected pages by hugepage device; for other devices: their pages at the first start since boot."""
     throttle_events: int = 10
     """Limit of thermal-throttle events of a NUMA node within ``throttle_window_s``."""
     throttle_window_s: int = 60
@@ -356,7 +356,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of times that the link of a NIC's port goes down within ``nic_link_window_s``."""
     nic_link_window_s: int = 600
     expect_gpus: int | None = None
-    """Expected number of GPUs; None: the number when the agent starts."""
+    """Expected number of GPUs; None: all that the node ever had."""
     gpu_watch: bool = True
     """True: the agent watches GPUs."""
     gpu_process: bool = True

@@ -238,7 +238,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             severity=Severity.UNHEALTHY,
             blame=Blame.HARDWARE,
             source="nvml",
-            threshold="any GPU that was present at start, or that the configuration expects (expect.gpus)",
+            threshold="any GPU that NVML ever listed, or that the configuration expects (expect.gpus)",
             why="a claim may have a GPU that no program can reach",
             advice="check lspci; rescan the bus or reboot; if the GPU stays missing, reseat or replace it",
             repair=Repair.REBOOT_NODE,
