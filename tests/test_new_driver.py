@@ -90,6 +90,12 @@ def test_no_mark_of_a_template_is_left(language: str) -> None:
     assert not [name for name, text in files.items() if re.search(r"@[A-Z_]+@", text)]
 
 
+@pytest.mark.parametrize(("label", "variable"), [("card", "CARD"), ("3d-card", "D3D_CARD")])
+def test_container_variable_of_a_new_driver_is_a_literal(label: str, variable: str) -> None:
+    text = driver_files(f"{label}.example.com", label, "python")["driver.py"]
+    assert f'env={{"{variable}": device.device}}' in text
+
+
 def test_version_of_the_go_module_is_the_one_that_its_readme_tags() -> None:
     assert f"git tag -a go/{GO_MODULE} " in (REPOSITORY / "go" / "README.md").read_text()
 

@@ -23,9 +23,7 @@ SUFFIX: Final = ".template"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "driver", metavar="NAME", help="name of the driver, a domain of yours: card.example.com"
-    )
+    parser.add_argument("driver", metavar="NAME", help="driver's name, a domain of yours: card.example.com")
     parser.add_argument(
         "--language", choices=LANGUAGES, default="python", help="language of the driver (default: python)"
     )
@@ -73,11 +71,12 @@ def driver_files(driver: str, label: str, language: str) -> dict[str, str]:
         label: First DNS label of the driver's name. Names of devices and Kubernetes objects begin with it.
         language: One of :data:`LANGUAGES`.
     """
-    code = label.replace("-", "_")
+    code = ("" if label[0].isalpha() else "d") + label.replace("-", "_")  # finding codes begin with a letter
     values = {
         "@DRIVER@": driver,
         "@LABEL@": label,
-        "@CODE@": code if code[0].isalpha() else f"d{code}",  # as finding codes must begin
+        "@CODE@": code,
+        "@VARIABLE@": code.upper(),
         "@VERSION@": VERSION,
         "@GO_MODULE@": GO_MODULE,
     }
