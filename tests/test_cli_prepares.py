@@ -265,7 +265,7 @@ def test_empty_list_names_the_searched_places(node, capsys):
         "\n"
         f"  looked for  {node.kubelet}/plugins/*/drahealth/prepares.json\n"
         f"              {drivers}/*/prepares.json ({drivers} does not exist)\n"
-        "  written by  DRA drivers that embed drahealth, when they prepare a claim on this node\n"
+        "  written by  DRA drivers that embed drahealth, and the agent for drivers of its sockets\n"
         "  elsewhere   --kubelet-dir for another root of the kubelet, --file for one driver's file\n"
         "  to try      drahealth classify --errno ENOSPC --doing cdi: how an error would be classified\n",
         "",

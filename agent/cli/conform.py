@@ -652,9 +652,9 @@ VERB = Subcommand(
     description=(
         "Acts as a kubelet, 1.34 to 1.38, towards any DRA driver: opens health streams, calls "
         "GetInfo, reports that the driver is registered, and with --prepare prepares and unprepares claims. "
-        "This is harmless to a driver in use, except with --refuse and --prepare; a kubelet may be attached "
-        "at the same time. Exits with 0 if all checks that the options include passed, 1 with a warning, 2 "
-        "with a failure, 3 if a check could not be run, 69 if the socket is not served."
+        "This is harmless to a driver that a kubelet uses, except with --refuse and --prepare. Exits "
+        "with 0 if all checks that the options include passed, 1 with a warning, 2 with a failure, 3 if a "
+        "check could not be run, 69 if the socket is not served, 77 if access is denied."
     ),
     examples=(
         ("drahealth conform --socket /var/lib/kubelet/plugins/gpu.example.com/dra.sock", "health only"),

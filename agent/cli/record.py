@@ -141,8 +141,8 @@ VERB = Subcommand(
     summary="copy a record of snapshots, also without names",
     description=(
         "Copies the record of this node's agent, also while the agent writes it. With --redact the copy has "
-        "pseudonyms instead of names, serial numbers and UUIDs, equal ones for equal originals, so that it "
-        "can be given away and replays with the same verdicts. The agent records with record.dir."
+        "pseudonyms instead of names, serial numbers and UUIDs, and replays with the same verdicts. The "
+        "agent records with record.dir. Exits with 70 if a read or write fails, 78 if nothing is recorded."
     ),
     examples=(
         ("drahealth record --to /tmp/record", "a copy of the agent's record"),

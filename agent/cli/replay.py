@@ -206,7 +206,7 @@ VERB = Subcommand(
     summary="evaluate recorded snapshots again",
     description=(
         "Evaluates the snapshots of a record again and prints the verdicts as they were. With --config: as "
-        "they would have been. Exits with 1 if a verdict of this release differs from the recorded one."
+        "they would have been. Exits with 1 if this release decides otherwise, 70 if a record is unreadable."
     ),
     examples=(
         ("drahealth replay /var/lib/drahealth/record", "all changes of verdicts in the record"),

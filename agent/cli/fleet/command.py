@@ -88,7 +88,7 @@ VERB = Subcommand(
         "Queries a Prometheus server that scrapes the agents of all nodes (drahealth run --listen): devices "
         "that are not healthy, the worst and newest first, with the rules that fire, devices that flap, and "
         "versions of agents and drivers. Exits with 0 if the server answered, whatever the devices' health, "
-        "and 69 if it did not."
+        "69 if it did not, 78 if its URL or a file cannot be used."
     ),
     examples=(
         ("drahealth fleet --prometheus http://prometheus:9090", "devices with faults, rules, versions"),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agent.store.driver_files import LedgerFileContent
 
 EMPTY_HINTS: Final = (
-    ListEntry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
+    ListEntry("written by", "DRA drivers that embed drahealth, and the agent for drivers of its sockets"),
     ListEntry("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
     ListEntry("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
 )
