@@ -88,7 +88,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, plain words
 	@$(BIN)/python tools/plain_words.py
 
 .PHONY: format
-format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
+format: $(VENV)/.dev ## what ruff can fix by itself, and gofmt if it is here
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format
 	@! command -v gofmt >/dev/null || gofmt -l -w go examples/go-driver tests/kubelet_real/go
 
