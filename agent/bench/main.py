@@ -1,8 +1,8 @@
-"""Benchmarks of the agent on this machine: ``python -m agent.bench``.
+"""Benchmarks of the agent on this machine.
 
-Exit status: 0 if all suites ran (with --check: if all budgets are met); 1 if a budget was missed or a suite
-failed, in which case the other results are printed; 2 for invalid options; 74 if the output could not be
-written, 141 if its reader closed it, 130 after Ctrl-C.
+Exit status of ``python -m agent.bench``: 0 if all suites ran (with --check: if all budgets are met); 1 if a
+budget was missed or a suite failed, in which case the other results are printed; 2 for invalid options; 74
+if the output could not be written, 141 if its reader closed it, 130 after Ctrl-C.
 """
 
 import argparse

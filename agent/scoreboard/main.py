@@ -1,7 +1,8 @@
-"""Scores of the agent and of other detectors on labelled incidents: ``python -m agent.scoreboard``.
+"""Scores of the agent and of other detectors on labelled incidents.
 
-Exit status: 0; 1 if the incidents are missing or invalid, or a file cannot be written; 2 for invalid options;
-74 if the output could not be written, 141 if its reader closed it, 130 after Ctrl-C.
+Exit status of ``python -m agent.scoreboard``: 0; 1 if the incidents are missing or invalid, or a file cannot
+be written; 2 for invalid options; 74 if the output could not be written, 141 if its reader closed it, 130
+after Ctrl-C.
 """
 
 import argparse
