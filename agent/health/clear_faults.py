@@ -120,10 +120,7 @@ def clear_faults(
         before: State of GPUs, the host and driver-reported faults, with this snapshot (the newest readings).
         conditions: Raised and pending faults of the last evaluation.
         known_devices: Verdicts of the last evaluation.
-        declared: Devices that drivers declare.
         snapshot: Newest readings. A fault in them can cause the refusal of a request.
-        settings: Settings of the rules.
-        now: Time of this evaluation.
     """
     outcome = before
     for request in sorted(requests):

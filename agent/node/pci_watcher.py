@@ -85,8 +85,6 @@ class GpuPciWatcher:
         """Create the watcher.
 
         Args:
-            sysfs_root: Mount point of sysfs.
-            procfs_root: Mount point of procfs.
             period_s: Interval of reads on a machine with GPUs, and of retries [s].
             read_inventory: Reads the attributes of the GPUs; may hang. None: GPUs are not watched, only
                 declared PCI devices.

@@ -109,12 +109,7 @@ def evaluate_memory_temperature(view: GpuRuleInput) -> RuleResult:
 
 
 def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str) -> RuleResult:
-    """Return a finding if NVML's current reasons for reduced clocks contain a bit of ``bits``, else OK.
-
-    Args:
-        code: Finding code.
-        evidence: Evidence of the finding.
-    """
+    """Return a finding if NVML's current reasons for reduced clocks contain a bit of ``bits``, else OK."""
     reasons = gpu_reading(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
         return missing_reading_result(

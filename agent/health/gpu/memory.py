@@ -64,12 +64,6 @@ def _correctable_limit(limits: GpuLimits) -> GrowthLimit:
     return GrowthLimit(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
 
-def _sram_sources(view: GpuRuleInput) -> str:
-    """Format the places in SRAM that had uncorrectable errors: ``SRAM (parity)``; empty: there are none."""
-    found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
-    return f"SRAM ({', '.join(found)})" if found else ""
-
-
 def _count(view: GpuRuleInput, field: GpuField) -> int:
     """Return the number of errors in a memory counter of the GPU; 0 if the counter cannot be read."""
     count = gpu_reading(view, field)
@@ -85,7 +79,8 @@ def _uncorrectable_errors(view: GpuRuleInput) -> tuple[int, list[str]]:
     dram = _count(view, GpuField.ECC_UNCORRECTABLE_DRAM)
     by_source = sum(_count(view, field) for _, field in _SRAM_SOURCES)
     sram = max(_count(view, GpuField.ECC_UNCORRECTABLE_SRAM), by_source)
-    parts = (["DRAM"] if dram else []) + ([_sram_sources(view) or "SRAM"] if sram else [])
+    sources = ", ".join(name for name, field in _SRAM_SOURCES if _count(view, field))
+    parts = (["DRAM"] if dram else []) + ([f"SRAM ({sources})" if sources else "SRAM"] if sram else [])
     return max(_count(view, GpuField.ECC_UNCORRECTABLE), dram + sram), parts
 
 

@@ -116,11 +116,7 @@ def evaluate_fatal_errors(view: GpuRuleInput) -> RuleResult:
 
 
 def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for a GPU's PCIe link.
-
-    Args:
-        limits: Limits that set how long the ended faults of these rules are still reported.
-    """
+    """Return the rules for a GPU's PCIe link. ``limits`` sets how long ended faults are reported."""
     reseat = "reseat the GPU, check riser and cables; compare with other slots"
     aer = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<bus>/{}"
     return (

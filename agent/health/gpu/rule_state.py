@@ -303,7 +303,10 @@ def next_gpu_rule_state(
         per_gpu[gpu.number] = _next_per_gpu(
             before, gpu, samples.get(gpu.number), limits, now, manager=manager
         )
-    registry = tuple(gpu._replace(migs=_present_migs(per_gpu[gpu.number])) for gpu in registry)
+    registry = tuple(
+        gpu._replace(migs=tuple(mig for mig, gone in per_gpu[gpu.number].instances if gone is None))
+        for gpu in registry
+    )
     return GpuRuleState(previous.registry if registry == previous.registry else registry, per_gpu, samples)
 
 
@@ -335,10 +338,6 @@ def _without_unbound(
     if _is_library_open(gpus) or not isinstance(host.bus_gpus, tuple):
         return known
     return tuple(gpu for gpu in known if gpu.uuid or not gpu.bus or gpu.bus in host.bound_gpus)
-
-
-def _present_migs(state: PerGpuState) -> tuple[MigSample, ...]:
-    return tuple(instance.mig for instance in state.instances if instance.removed_at is None)
 
 
 def _samples_by_number(registry: Iterable[KnownGpu], samples: Sequence[GpuSample]) -> dict[int, GpuSample]:

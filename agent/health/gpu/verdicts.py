@@ -39,7 +39,6 @@ NVML: Final = "nvml"
 FIRST_PASS_WAIT_NS: Final = 2 * NS
 """Time for which a new GPU is not reported while its first pass has not finished [ns]."""
 NOT_ANSWERING_RESULT: Final = RuleInconclusive("the GPU does not answer")
-NO_FAULT: Final[tuple[Finding | None, Instant | None]] = (None, None)
 NOT_READ_YET: Final = CatalogRow(
     code="gpu.unseen",
     severity=Severity.UNKNOWN,
@@ -68,8 +67,7 @@ def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
     may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, view.limits.dead_s, view.now_ns)
     if gpu.passes if gpu is not None else not may_appear:
         return ()
-    evidence = "no pass over the GPU has finished yet"
-    return (cause_from_row(NOT_READ_YET, evidence, since),)
+    return (cause_from_row(NOT_READ_YET, "no pass over the GPU has finished yet", since),)
 
 
 def removed_instance_finding(rule_state: GpuRuleState, device: InventoryDevice) -> Finding | None:
@@ -130,10 +128,8 @@ def evaluate_gpu(
 ) -> None:
     """Run the rules for one GPU, and update the GPU's conditions (raised and pending faults). The conditions
     of latched faults (reported once, such as XIDs) are updated too."""
-    answering, had_no_conditions = (
-        is_answering(view.sample, view.limits, view.now_ns),
-        (not evaluation.previous_codes(device.name)),
-    )
+    answering = is_answering(view.sample, view.limits, view.now_ns)
+    had_no_conditions = not evaluation.previous_codes(device.name)
     may_be_changed = bool(evaluation.settings.rules)
     for rule in rules:
         limit = None
@@ -177,15 +173,13 @@ def _update_fault_conditions(
 ) -> None:
     """Raise or clear the conditions of a device's latched faults, even while the GPU does not answer.
 
-    A latched fault is reported once, such as an XID, and kept until it is resolved.
-
     Args:
         found: Finding and begin of each latched fault that the device has now, by code.
     """
     codes = evaluation.previous_codes(device.name)
     cleared = [code for code in codes if is_latched_fault_code(code) and code not in found]
     for code in sorted([*found, *cleared]):
-        finding, since = found.get(code, NO_FAULT)
+        finding, since = found.get(code, (None, None))
         held = evaluation.previous.get((device.name, code))
         is_unhealthy = held is not None and held.finding.severity is Severity.UNHEALTHY
         row = latched_fault_row(code, evaluation.settings.gpu, is_unhealthy=is_unhealthy)
@@ -209,7 +203,6 @@ def gpu_verdicts(
     """Return the verdict on each GPU, followed by its MIG instances, which inherit the causes of their GPU.
 
     Args:
-        gpus: State of all GPUs after this evaluation.
         cache: Cached results, which are used for the GPUs in ``gpus.unchanged``.
 
     Returns:

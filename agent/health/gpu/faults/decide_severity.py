@@ -163,7 +163,8 @@ def gpu_findings(
             continue
         since = faults[key].first
         if key.gi != WHOLE_GPU and not is_placeholder_instance(key, gpus):
-            decision = decision._replace(evidence=f"{_instance(key)}: {decision.evidence}")
+            ci = "" if key.ci == WHOLE_GPU else f"/{key.ci}"
+            decision = decision._replace(evidence=f"instance {key.gi}{ci}: {decision.evidence}")
         if any(key.affects_only(mig) for mig in migs):
             of_instances.setdefault(key.code, []).append((decision.evidence, since))
         elif key.code not in whole or decision.severity > whole[key.code].finding.severity:
@@ -183,15 +184,8 @@ def mig_findings(
     gi: int,
     ci: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of latched faults for one MIG instance, by code.
-
-    Of several with one code, the worst.
-
-    Args:
-        number: Number of the GPU.
-        gi: Number of the GPU instance.
-        ci: Number of the compute instance.
-    """
+    """Return the findings of latched faults for one MIG instance, by code; of several with one code, the
+    worst."""
     found: dict[str, LatchedFinding] = {}
     for key, decision in decisions.items():
         if key.gpu_number != number or key.gi != gi or key.ci not in (ci, WHOLE_GPU):
@@ -200,10 +194,6 @@ def mig_findings(
         if decision.severity is not Severity.OK and worse:
             found[key.code] = LatchedFinding(decision.finding(key.code), faults[key].first)
     return found
-
-
-def _instance(key: FaultKey) -> str:
-    return f"instance {key.gi}" if key.ci == WHOLE_GPU else f"instance {key.gi}/{key.ci}"
 
 
 def is_latched_fault_code(code: str) -> bool:

@@ -276,14 +276,9 @@ def _line_severity(line: XidLine | SxidLine) -> int:
 
 
 def _add_reports(earlier: ReportCounts, new: Occurrence) -> ReportCounts:
-    nvml, log, companion = earlier
-    match new.reporter:
-        case FaultChannel.NVML:
-            return nvml + new.times, log, companion
-        case FaultChannel.LOG:
-            return nvml, log + new.times, companion
-        case FaultChannel.COMPANION_LINE:
-            return nvml, log, companion + new.times
+    counts = list(earlier)
+    counts[new.reporter] += new.times
+    return counts[0], counts[1], counts[2]
 
 
 def _bursts(before: Fault | None, new: Occurrence, boot_id: str) -> tuple[Burst, ...]:

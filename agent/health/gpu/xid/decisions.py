@@ -101,11 +101,7 @@ class FaultDecision(NamedTuple):
     repair: Repair
 
     def finding(self, code: str) -> Finding:
-        """Return the finding that reports the fault.
-
-        Args:
-            code: Finding code of the fault, for example ``gpu.xid.79``.
-        """
+        """Return the finding that reports the fault, with a finding code such as ``gpu.xid.79``."""
         return Finding(code, self.severity, self.evidence, self.advice, self.blame, repair=self.repair)
 
 
@@ -382,9 +378,6 @@ def decide_xid(
     """Decide the severity, evidence, advice, repair and cure (the end) of one XID on one GPU or MIG instance.
 
     Args:
-        row: Table row of the XID.
-        fault: Occurrences of the XID.
-        facts: Other readings of the GPU.
         override: Severity that the configuration sets for the XID, which outranks all else; None: not set.
 
     Returns:
@@ -450,7 +443,6 @@ def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
     """Decide the severity, evidence, advice, repair and end of an SXid. The decision is for all GPUs.
 
     Args:
-        row: Table row of the SXid.
         line: Kernel log line of the SXid; None: the line was overwritten.
     """
     if line and (line.is_companion or line.fatal is not None) and row.code in RENUMBERED_SXIDS:
