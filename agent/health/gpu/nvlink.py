@@ -187,7 +187,7 @@ class FabricHealthField(NamedTuple):
     bad: dict[int, tuple[Severity, str]]
 
 
-_TRUE: Final = 1  # 0: not supported, 2: false
+_TRUE, _FALSE = 1, 2  # 0: not supported
 FABRIC_HEALTH_FIELDS: Final = (
     FabricHealthField(0, 0x3, {_TRUE: (Severity.DEGRADED, "bandwidth is degraded")}),
     FabricHealthField(2, 0x3, {_TRUE: (Severity.DEGRADED, "routes are being recovered")}),
@@ -207,6 +207,8 @@ FABRIC_HEALTH_FIELDS: Final = (
             **dict.fromkeys(range(9, 16), (Severity.UNHEALTHY, "incorrect configuration of an unknown kind")),
         },
     ),
+    FabricHealthField(12, 0x3, {_FALSE: (Severity.DEGRADED, "no partition is assigned")}),
+    FabricHealthField(14, 0x3, {_FALSE: (Severity.DEGRADED, "the global fabric manager is not connected")}),
 )
 """Groups of bits in NVML's fabric health mask (NVML_GPU_FABRIC_HEALTH_MASK_*)."""
 SUMMARY_PROBLEMS: Final = {
