@@ -1,5 +1,7 @@
 """End of latched faults: by the recovery action, a detected reset, a reboot, or time."""
 
+from dataclasses import replace
+
 import pytest
 from gpu_samples import H100
 from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
@@ -270,6 +272,54 @@ def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
     node.reset(1)
     node.rest(100)
     assert node.codes("gpu-0") == node.codes("gpu-1") == []
+
+
+@pytest.mark.parametrize("resets", [1, 2])
+@pytest.mark.parametrize("shown_by", ["recovery_action", "pcie_replay", "reset_required"])
+def test_reset_of_all_gpus_of_a_stopped_agent_resolves_shared_fault(shown_by: str, resets: int) -> None:
+    node = GpuNode(2)
+    for number in (0, 1):
+        if shown_by == "reset_required":
+            node.lose(number, NvmlReturnCode.RESET_REQUIRED)
+        else:
+            node.set_readings(number, **{shown_by: 1})
+    node.next()
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")
+    node.next(2)
+    for number in range(resets):
+        if shown_by == "reset_required":
+            node.recover(number)
+        node.set_readings(number, recovery_action=0, pcie_replay=0)
+    node.restart()
+    node.rest(100)
+    for name in ("gpu-0", "gpu-1"):
+        assert ("gpu.fabric.sxid.12020" in node.codes(name)) is (resets == 1)
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_port_fault_is_resolved_by_a_gpu_reset_while_the_agent_is_stopped(is_reset: bool) -> None:
+    node = GpuNode(2)
+    node.set_readings(1, pcie_replay=3)
+    node.next()
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    node.next()
+    if is_reset:
+        node.set_readings(1, pcie_replay=0)
+    node.restart()
+    node.rest(100)
+    assert ("gpu.fabric.sxid.20034" in node.codes("gpu-0")) is not is_reset
+
+
+def test_shared_fault_of_a_file_without_readings_of_each_gpu_stays() -> None:
+    node = GpuNode(2)
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")
+    node.next()
+    kept = node.checkpoint
+    earlier = replace(kept, faults=tuple(fault._replace(counters=(0,) * 7) for fault in kept.faults))
+    node.state = replace(node.state, checkpoint=earlier)
+    node.restart()
+    node.rest(100)
+    assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.12020"]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

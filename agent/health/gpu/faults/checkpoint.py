@@ -13,6 +13,7 @@ checkpoint also has readings that show a reset, because GPUs are often reset whi
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import gpu_device, mig_device
@@ -47,7 +48,7 @@ from agent.model.persistent_faults import (
     PersistentFault,
     PersistentState,
 )
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.settings import GpuLimits, RuleOverride
 from agent.model.time import NS, Instant, instant_at_mono
 
@@ -117,13 +118,14 @@ def update_recovery_signs(
     """Return the readings that show a recovery of a GPU, by GPU number; by SHARED those of all GPUs together.
 
     Args:
-        generation: Number of loads of the driver.
         reloaded_at: Earliest time of a reload that happened while the agent was stopped, once it is detected.
     """
     found = {}
     for gpu in gpus.registry:
         sample, gpu_state = gpus.samples.get(gpu.number), gpus.per_gpu[gpu.number]
-        signs = _with_generation(before.get(gpu.number, RecoverySigns()), generation, now)
+        signs = before.get(gpu.number, RecoverySigns())
+        if generation and generation != signs.generation:
+            signs = signs._replace(generation=generation, reloaded_at=now if signs.generation else None)
         if reloaded_at is not None:
             signs = signs._replace(reloaded_at=reloaded_at)
         if sample is None or not sample.passes:
@@ -139,12 +141,6 @@ def update_recovery_signs(
             found[gpu.number] = _signs_after_pass(signs, sample, gpu_state.seen.links_up, now)
     found[SHARED] = _shared_signs(found.values())
     return found
-
-
-def _with_generation(before: RecoverySigns, generation: int, now: Instant) -> RecoverySigns:
-    if not generation or generation == before.generation:
-        return before
-    return before._replace(generation=generation, reloaded_at=now if before.generation else None)
 
 
 def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, now: Instant) -> RecoverySigns:
@@ -241,10 +237,7 @@ def resolve_faults(
 
 
 def _is_expired(fault: Fault, now: Instant) -> bool:
-    """Return whether a fault of severity INFO was resolved a day ago.
-
-    If it recurs, it counts as a new fault.
-    """
+    """Return whether a fault of severity INFO was resolved a day ago. If it recurs, it is a new fault."""
     return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
@@ -294,7 +287,7 @@ class RestoredFaults(NamedTuple):
     gpus: GpuRuleState
     faults: FaultLog
     recovery_signs: Mapping[int, RecoverySigns]
-    """Last readings of each GPU with an unresolved fault, by GPU number."""
+    """Last readings of each GPU with an unresolved fault, also one that all GPUs share, by GPU number."""
     conditions: Mapping[tuple[str, str], Condition]
     """Conditions of the restored faults, raised or in their probation, by device name and finding code."""
     cleared: tuple[ClearedFault, ...] = ()
@@ -324,6 +317,7 @@ def build_checkpoint(
     records of faults that operators cleared.
     """
     uuids = {gpu.number: gpu.uuid for gpu in registry}
+    gpus = tuple(gpu for gpu in registry if gpu.uuid)
     kept = []
     for key, fault in log.faults.items():
         decision = decisions.get(key) or fault.last_decision
@@ -331,17 +325,19 @@ def build_checkpoint(
         if decision is None or (not uuid and key.gpu_number != SHARED):
             continue
         if decision.severity > Severity.INFO:  # INFO faults are restored from the kernel log
-            saved = _kept_fault(key, fault, decision, uuid, signs.get(key.gpu_number, RecoverySigns()))
+            owners = (gpu.number for gpu in gpus if key.gpu_number in (gpu.number, SHARED))
+            of_owners = [signs.get(number, RecoverySigns()) for number in owners]
+            saved = _kept_fault(key, fault, decision, uuid, of_owners)
             kept.append(_with_monotonic_times(saved, fault) if fault.boot_id == log.boot_id else saved)
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
-    gpus = tuple(gpu for gpu in registry if gpu.uuid)
     return PersistentState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared, module=module)
 
 
 def _kept_fault(
-    key: FaultKey, fault: Fault, decision: FaultDecision, uuid: str, signs: RecoverySigns
+    key: FaultKey, fault: Fault, decision: FaultDecision, uuid: str, signs: Iterable[RecoverySigns]
 ) -> PersistentFault:
+    found = [] if fault.resolved else [*map(_saved_signs, signs)]
     return PersistentFault(
         uuid=uuid,
         code=key.code,
@@ -363,11 +359,16 @@ def _kept_fault(
         healed_wall_s=round(fault.resolved.wall_s, 3) if fault.resolved else 0.0,
         blame=decision.blame,
         before_us=fault.before_start,
-        action=0 if fault.resolved else _RESET_REQUIRED if signs.reset_required else signs.action,
-        counters=()
-        if fault.resolved
-        else tuple(-1 if isinstance(value, Missing) else value for value in signs.counters),
+        action=found[0][0] if uuid and found else 0,
+        counters=tuple(chain.from_iterable(values[1:] if uuid else values for values in found)),
     )
+
+
+def _saved_signs(signs: RecoverySigns) -> tuple[int, ...]:
+    """Return the requested recovery action and the counters of a GPU, as the checkpoint has them."""
+    counters = signs.counters or (NEVER_READ,) * len(VOLATILE_COUNTERS)
+    action = _RESET_REQUIRED if signs.reset_required else signs.action
+    return action, *(-1 if isinstance(value, Missing) else value for value in counters)
 
 
 def _with_monotonic_times(saved: PersistentFault, fault: Fault) -> PersistentFault:
@@ -397,9 +398,6 @@ def restore_faults(
         kept: State that the last run of the agent stored; faults with unknown codes are ignored.
         boot_id: Boot ID of the running kernel. If it is empty (unknown), no fault counts as resolved by a
             reboot.
-        limits: Limits from the configuration.
-        now: Time of the start.
-        rules: Changes of rules from the configuration.
     """
     changes = RuleChanges(rules)
     numbers = {gpu.uuid: gpu.number for gpu in kept.gpus}
@@ -435,7 +433,7 @@ def restore_faults(
             cleared_us = fault.resolved.mono_ns // 1000 if fault.resolved and not reported else 0
             counted_us[at] = max(counted_us.get(at, 0), saved.log_us, cleared_us)
             if not saved.healed:
-                signs[number] = _recovery_signs(saved)
+                signs |= _restored_signs(number, saved, kept.gpus)
         for device in reported:
             change = changes.of(device, saved.code)
             condition = _condition_at_start(
@@ -443,8 +441,12 @@ def restore_faults(
             )
             if condition is not None:
                 conditions[device, saved.code] = condition
-    per_gpu = {gpu.number: _per_gpu_state(gpu) for gpu in kept.gpus}
+    per_gpu = {
+        gpu.number: PerGpuState(gpu.uuid, instances=tuple(MigInstance(mig, None) for mig in gpu.migs))
+        for gpu in kept.gpus
+    }
     gpus = GpuRuleState(registry=kept.gpus, per_gpu=per_gpu)
+    newest = max((fault.last for fault in faults.values() if fault.boot_id == boot_id), default=None)
     return RestoredFaults(
         gpus,
         FaultLog(boot_id, faults, registry=kept.gpus, checkpoint_us=counted_us),
@@ -452,27 +454,31 @@ def restore_faults(
         conditions,
         kept.cleared,
         kept.module if boot_id and kept.module.boot_id == boot_id else NO_MODULE,
-        _after_newest(fault for fault in faults.values() if fault.boot_id == boot_id),
+        newest and Instant(newest.mono_ns + 1, newest.wall_s),
         kept.gpu_part,
     )
 
 
-def _after_newest(faults: Iterable[Fault]) -> Instant | None:
-    newest = max((fault.last for fault in faults), default=None)
-    return newest and Instant(newest.mono_ns + 1, newest.wall_s)
+def _restored_signs(
+    number: int, saved: PersistentFault, gpus: Sequence[KnownGpu]
+) -> dict[int, RecoverySigns]:
+    """Return the stored readings that show a recovery, by GPU number: those of the GPU with the fault, or of
+    each GPU if all share the fault."""
+    width, values, numbers = len(VOLATILE_COUNTERS) + 1, saved.counters, [gpu.number for gpu in gpus]
+    if number != SHARED:
+        values, numbers = (saved.action, *values), [number]
+    if len(values) != width * len(numbers):
+        return {} if number == SHARED else {number: _recovery_signs(saved.action, ())}
+    rows = (values[at : at + width] for at in range(0, len(values), width))
+    return {at: _recovery_signs(row[0], row[1:]) for at, row in zip(numbers, rows, strict=True)}
 
 
-def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
-    counters = saved.counters if len(saved.counters) == len(VOLATILE_COUNTERS) else ()
+def _recovery_signs(action: int, counters: Iterable[int]) -> RecoverySigns:
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
-        action=max(saved.action, 0),
-        reset_required=saved.action == _RESET_REQUIRED,
+        action=max(action, 0),
+        reset_required=action == _RESET_REQUIRED,
     )
-
-
-def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:
-    return PerGpuState(uuid=gpu.uuid, instances=tuple(MigInstance(mig, None) for mig in gpu.migs))
 
 
 def _restored_fault(
@@ -487,6 +493,9 @@ def _restored_fault(
     pids = saved.pids if len(saved.pids) == len(unknown) else unknown
     parsed = [parse_line(text) for text in saved.texts]
     severity = Severity(saved.severity)
+    repair = repair_for_severity(latched_fault_row(saved.code, limits).repair, severity)
+    if saved.cure is Cure.REPLACE:
+        repair = Repair.REPLACE_HARDWARE
     resolved = now if ended_by_reboot else None
     if saved.healed:
         resolved = _instant(saved.healed_ns, saved.healed_wall_s, now)
@@ -507,17 +516,8 @@ def _restored_fault(
         before_start=saved.before_us,
         boot_id=saved.boot_id,
         resolved=resolved,
-        last_decision=FaultDecision(
-            severity, saved.evidence, saved.advice, saved.blame, saved.cure, _restored_repair(saved, limits)
-        ),
+        last_decision=FaultDecision(severity, saved.evidence, saved.advice, saved.blame, saved.cure, repair),
     )
-
-
-def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
-    """Return the repair of a restored GPU fault, by its code, its cure (what ends it) and its severity."""
-    if saved.cure is Cure.REPLACE:
-        return Repair.REPLACE_HARDWARE
-    return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))
 
 
 def _instant(mono_ns: int, wall_s: float, now: Instant) -> Instant:
