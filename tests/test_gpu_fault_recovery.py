@@ -162,6 +162,31 @@ def test_ecc_counts_cleared_by_an_operator_show_no_reset(code: int) -> None:
     assert seconds_until_healthy(node) <= 66
 
 
+@pytest.mark.parametrize("persistence", [0, 1])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_counts_of_a_closed_gpu_show_a_reset_with_persistence_only(
+    is_restarted: bool, persistence: int
+) -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=7, persistence=persistence)
+    node.xid(0, 46)
+    node.next(2)
+    if is_restarted:
+        node.restart(evaluate=False)
+    else:
+        node.change(0, status=NvmlReturnCode.UNINITIALIZED)
+        node.next()
+        node.change(0, status=0)
+    node.set_readings(0, ecc_correctable=0)
+    node.rest(100)
+    assert ("gpu.xid.46" in node.codes()) is (persistence == 0)
+    node.set_readings(0, ecc_correctable=1)
+    node.next()
+    node.reset(0)
+    node.rest(100)
+    assert node.codes() == (["gpu.driver.persistence_off"] if persistence == 0 else [])
+
+
 @pytest.mark.parametrize("code", UNTIL_RESET)
 def test_withdrawn_recovery_action_shows_a_reset(code: int) -> None:
     node = GpuNode()

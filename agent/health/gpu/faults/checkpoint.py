@@ -90,7 +90,8 @@ class RecoverySigns(NamedTuple):
     reloaded_at: Instant | None = None
     """Time of a driver reload after which the GPU was not read yet; else None."""
     read_ns: int = 0
-    """Monotonic time of the GPU's last reading [ns]: a fault is resolved only by later readings."""
+    """Monotonic time of the GPU's last reading [ns]: a fault is resolved only by later readings. 0: the GPU
+    was not read since NVML was opened."""
     reset_at: Instant | None = None
     """Time at which the last reset of the GPU was detected; None: no reset."""
     any_reset_at: Instant | None = None
@@ -132,8 +133,9 @@ def update_recovery_signs(
             found[gpu.number] = signs
         elif sample.status != NvmlReturnCode.OK:
             reset_required = signs.reset_required or sample.status == NvmlReturnCode.RESET_REQUIRED
+            read_ns = 0 if sample.status == NvmlReturnCode.UNINITIALIZED else signs.read_ns
             found[gpu.number] = signs._replace(
-                reset_required=reset_required, calm_since=None, links_up_since=None
+                reset_required=reset_required, read_ns=read_ns, calm_since=None, links_up_since=None
             )
         elif sample.beat_ns == signs.read_ns:
             found[gpu.number] = signs
@@ -147,6 +149,9 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
     counters = tuple(sample[field] for field in VOLATILE_COUNTERS)
     action, links = sample[GpuField.RECOVERY_ACTION], sample[GpuField.LINKS_UP]
     action_done = before.action != 0 and action == 0
+    # a GPU without persistence mode is shut down while no process has it open, which clears the counts, too
+    was_closed = not before.read_ns and sample[GpuField.PERSISTENCE] == 0
+    is_cleared = not was_closed and _are_cleared(before.counters, counters)
     at = instant_at_mono(sample.beat_ns, now)
     read_since_reload = before.reloaded_at is not None and sample.beat_ns > before.reloaded_at.mono_ns
     reset_at = before.reloaded_at if read_since_reload else before.reset_at
@@ -161,9 +166,7 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
         generation=before.generation,
         reloaded_at=None if read_since_reload else before.reloaded_at,
         read_ns=sample.beat_ns,
-        reset_at=at
-        if _are_cleared(before.counters, counters) or action_done or before.reset_required
-        else reset_at,
+        reset_at=at if is_cleared or action_done or before.reset_required else reset_at,
         calm_since=(before.calm_since or at) if calm else None,
         links_up_since=(before.links_up_since or at) if all_up else None,
         handles=sample.handles,
