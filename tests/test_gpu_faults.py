@@ -8,7 +8,7 @@ from gpu_samples import H100, T4
 from paper_gpus import OLD_DRIVER, SECOND_BOOT, GpuNode
 
 from agent.health.gpu.faults.match_reports import FAULTS_MAX, WAITING_MAX
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.reading import Reading
 from agent.model.time import NS
@@ -249,6 +249,50 @@ def test_log_line_waits_until_its_gpu_is_known() -> None:
     node.change(1, index=1, uuid="GPU-late", bus="0000:fb:00.0")
     assert node.codes("gpu-1") == [XID_79]
     assert node.times(1, 79) == 1
+
+
+def notes(node: GpuNode) -> list[tuple[str, str, Severity, str]]:
+    found = node.evaluate().notes
+    return [(note.subject, note.cause.code, note.cause.severity, note.cause.evidence) for note in found]
+
+
+def unlisted_gpu_note(*gpus: str) -> list[tuple[str, str, Severity, str]]:
+    return [("node", "node.gpu", Severity.DEGRADED, f"NVML lists no GPU at {', '.join(gpus)}")]
+
+
+def test_faults_of_a_gpu_that_nvml_does_not_list_are_a_note() -> None:
+    node = GpuNode(1)
+    node.host = GpuOsSample(bus_gpus=("0000:1b:00.0",), fabric_manager=True)
+    node.log("NVRM: Xid (PCI:0000:fb:00): 79, pid=1, GPU has fallen off the bus.")
+    node.log("NVRM: GPU 0000:fb:00.0: GPU has fallen off the bus.")
+    node.log("NVRM: GPU 0000:fa:00.0: RmInitAdapter failed! (0x62:0xffff:1863)")
+    of_both = unlisted_gpu_note("0000:fa:00.0 (gpu.init_failed)", "0000:fb:00.0 (gpu.xid.79)")
+    assert notes(node) == of_both
+    node.rest(1000)
+    assert (notes(node), node.codes()) == (of_both, [])
+    node.gpus[1] = node.gpus[0]
+    node.change(1, index=1, uuid="GPU-late", bus="0000:fb:00.0")
+    node.rest(15)
+    assert notes(node) == unlisted_gpu_note("0000:fa:00.0 (gpu.init_failed)")
+    assert node.codes("gpu-1") == [XID_79]
+
+
+def test_workload_fault_of_gpu_that_nvml_never_listed_is_no_note() -> None:
+    node = GpuNode(1)
+    node.log("NVRM: Xid (PCI:0000:fb:00): 31, pid=1, name=python, MMU fault")
+    node.rest(100)
+    assert notes(node) == []
+
+
+def test_fault_of_unlisted_gpu_waits_while_nvml_may_list_the_gpu() -> None:
+    node = GpuNode(1)
+    node.host = GpuOsSample(bus_gpus=("0000:1b:00.0",), fabric_manager=True)
+    node.library["count"] = 2
+    node.log("NVRM: Xid (PCI:0000:fb:00): 79, pid=1, GPU has fallen off the bus.")
+    node.rest(50)
+    assert notes(node) == []
+    node.rest(20)
+    assert notes(node) == unlisted_gpu_note("0000:fb:00.0 (gpu.xid.79)")
 
 
 # --- correlation of reports ---------------------------------------------------------------------------------

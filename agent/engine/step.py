@@ -50,6 +50,7 @@ from agent.health.gpu.state import (
     evaluate_gpus,
     recent_clears,
     unchanged_gpus,
+    unlisted_gpus,
 )
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
@@ -320,8 +321,9 @@ def step(
     )
     devices.update(affected)
     custom.keep_faults_of_unread_devices(known)
+    unlisted = unlisted_gpus(gpus.state.fault_log, snapshot, settings.gpu, now)
     notes = (
-        *machine_causes(evaluation, host, snapshot, parts),
+        *machine_causes(evaluation, host, snapshot, unlisted, parts),
         *custom.notes(),
         *pod_notes,
         *invalid_file_notes(declared),

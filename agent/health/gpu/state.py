@@ -20,7 +20,7 @@ from agent.health.gpu.faults.checkpoint import (
     resolve_faults,
     update_recovery_signs,
 )
-from agent.health.gpu.faults.decide_severity import evaluate_faults
+from agent.health.gpu.faults.decide_severity import evaluate_faults, latched_fault_row
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.match_reports import next_wait_end_ns
@@ -29,7 +29,7 @@ from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state, repla
 from agent.health.gpu.xid.decisions import FaultDecision
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuSample, NvmlSample
-from agent.model.health import NotApplicable
+from agent.model.health import NotApplicable, Severity
 from agent.model.persistent_faults import NO_MODULE, DriverModule, PersistentState
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
@@ -81,8 +81,6 @@ def evaluate_gpus(
     unchanged: frozenset[int] = frozenset(),
 ) -> GpuEvaluationResult:
     """Return the state of all GPUs after a snapshot, with severity and advice of each latched fault.
-
-    A latched fault is reported once, such as an XID, and kept until it is resolved.
 
     Args:
         unchanged: Numbers of GPUs whose cached verdicts are valid. If they have latched faults, they are
@@ -136,13 +134,28 @@ def _unidentified_gpus(
     return frozenset(gpu.number for gpu in gpus.registry if gpu.uuid and gpu.number not in found)
 
 
+def unlisted_gpus(log: FaultLog, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> tuple[str, ...]:
+    """Return the PCI addresses of unknown GPUs of which the kernel log reports faults above INFO, with the
+    finding codes. Empty while NVML may still list the GPUs, for at most the time ``limits.dead_s``."""
+    gpus = snapshot.gpus
+    if not log.unlisted or gpus is None:
+        return ()
+    is_bus_read = isinstance(snapshot.host.bus_gpus, tuple)
+    may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, limits.dead_s, now.mono_ns)
+    if now.mono_ns - log.started_ns < limits.dead_s * NS and (may_appear or not is_bus_read):
+        return ()
+    found: dict[str, list[str]] = {}
+    for address, code in sorted(log.unlisted.values()):
+        codes = found.setdefault(address, [])
+        if code not in codes and latched_fault_row(code, limits).severity > Severity.INFO:
+            codes.append(code)
+    return tuple(f"{address} ({', '.join(codes)})" for address, codes in found.items() if codes)
+
+
 def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:
     """Return the GPUs' state with an updated checkpoint (the GPUs and faults to store on disk).
 
     The result is ``state`` itself if the checkpoint has not changed.
-
-    Args:
-        decisions: Severity, advice and cure (the event that ends the fault) of each unresolved fault.
     """
     log, registry = state.fault_log, state.rule_state.registry
     checkpoint = build_checkpoint(log, decisions, registry, state.recovery_signs, state.cleared, state.module)
@@ -221,7 +234,6 @@ def unchanged_gpus(
     """Return the numbers of the GPUs whose cached results are still valid.
 
     Args:
-        previous: State after the last evaluation.
         conditions: Raised and pending faults after the last evaluation. GPUs that have any are evaluated
             again.
     """
@@ -262,12 +274,8 @@ def _all_readings(samples: Sequence[GpuSample]) -> tuple[object, ...]:
 def next_gpu_cache(
     snapshot: Snapshot, settings: EngineSettings, gpus: Mapping[int, CachedGpu], numbers: Collection[int]
 ) -> GpuVerdictCache:
-    """Return the cache for the next evaluation.
-
-    Args:
-        gpus: Results without faults of this evaluation, by GPU number.
-        numbers: Numbers of all GPUs.
-    """
+    """Return the cache for the next evaluation. ``gpus``: results without faults of this evaluation, by GPU
+    number; ``numbers``: numbers of all GPUs."""
     samples = snapshot.gpus.gpus if snapshot.gpus else ()
     return GpuVerdictCache(
         shared_inputs(snapshot, settings),

@@ -424,7 +424,11 @@ def main_sources(evaluation: Evaluation, kind: DeviceKind) -> MainSources:
 
 
 def machine_causes(
-    evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot, unchanged: Set[str]
+    evaluation: Evaluation,
+    host: HostRuleState,
+    snapshot: Snapshot,
+    unlisted_gpus: tuple[str, ...],
+    unchanged: Set[str],
 ) -> Iterator[NonDeviceCause]:
     """Evaluate the rules for the whole machine, and yield a cause for each confirmed fault.
 
@@ -435,6 +439,7 @@ def machine_causes(
         evaluation.reuse_ok_results(MACHINE_SUBJECT)
         return
     view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
+    view = view._replace(unlisted_gpus=unlisted_gpus) if unlisted_gpus else view
     evaluation.run_cached_rules(MACHINE_SUBJECT, NODE_RULES, view)
     for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):
         yield NonDeviceCause(MACHINE_SUBJECT, cause)

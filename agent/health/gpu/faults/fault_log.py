@@ -24,6 +24,8 @@ from agent.model.time import NS, Instant
 
 SHARED: Final = -1
 """GPU number of faults that all GPUs share, such as faults of NVSwitches."""
+UNLISTED: Final = -2
+"""GPU number of faults of a GPU at an unknown PCI address."""
 LOST_CODE: Final = f"{XID_PREFIX}79"
 """Finding code of the XID "GPU has fallen off the bus"."""
 DAY_NS: Final = 86_400 * NS
@@ -176,6 +178,8 @@ class FaultLog:
     """Number of counted kernel log lines by pattern, first time and first text."""
     unclaimed: frozenset[tuple[int, int, str]] = frozenset()
     """Lines in ``lines_counted`` whose GPU is not known; counted again when ``buses`` changes."""
+    unlisted: Mapping[tuple[int, int, str], tuple[str, str]] = field(default_factory=dict)
+    """PCI address and finding code of each line in ``unclaimed``."""
     buses: frozenset[str] = frozenset()
     """PCI addresses of the known GPUs when the lines were last counted."""
     previous_evaluation_ns: int = 0

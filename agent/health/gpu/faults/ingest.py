@@ -11,6 +11,7 @@ from agent.health.gpu.faults import fault_log
 from agent.health.gpu.faults.fault_log import (
     LOST_CODE,
     SHARED,
+    UNLISTED,
     FaultChannel,
     FaultKey,
     FaultLog,
@@ -49,7 +50,6 @@ def ingest_faults(
     """Return the fault log with the new reports of a snapshot; ``log`` itself if there is no new report.
 
     Args:
-        snapshot: Newest readings, with the event counts of NVML and the kernel log lines.
         evaluated_ns: Monotonic time of the last evaluation [ns].
         unidentified: Numbers of GPUs whose PCI address may have changed; kernel log lines about them wait.
     """
@@ -131,21 +131,25 @@ def _add_log_occurrences(
     if buses != log.buses:
         before = {at: times for at, times in before.items() if at not in log.unclaimed}
     counted = {(line.pattern, line.first_us, line.first_text): line.times for line in seen.lines}
-    unclaimed = log.unclaimed & counted.keys() if buses == log.buses else frozenset()
+    unlisted = {at: known for at, known in log.unlisted.items() if at in counted and buses == log.buses}
     for at, line in zip(counted, seen.lines, strict=True):
         if line.times <= before.get(at, 0):
             continue
         parsed = parse_line(line.text)
-        if key := _fault_key(parsed, by_bus):
-            times = line.times - before.get(at, 0)
-            occurrences.extend(_occurrences(key, parsed, line, times, log, now, waited=at in log.unclaimed))
-        elif _has_bus(parsed):
-            unclaimed |= {at}
+        key = _fault_key(parsed, by_bus)
+        if key is None:
+            continue
+        if key.gpu_number == UNLISTED and isinstance(parsed, XidLine | GpuLostLine | InitFailedLine):
+            unlisted[at] = parsed.bus, key.code
+            continue
+        times = line.times - before.get(at, 0)
+        occurrences.extend(_occurrences(key, parsed, line, times, log, now, waited=at in log.unclaimed))
     return replace(
         log,
         lines=seen.lines,
         lines_counted=counted,
-        unclaimed=unclaimed,
+        unclaimed=(log.unclaimed & counted.keys() if buses == log.buses else frozenset()) | unlisted.keys(),
+        unlisted=unlisted,
         buses=buses,
         newest_before_start_us=newest_us,
     )
@@ -166,7 +170,6 @@ def _occurrences(
     An occurrence that was counted before a restart of the agent is left out.
 
     Args:
-        times: Number of new lines.
         waited: Whether the line was read before the last evaluation, when its GPU was not known yet.
     """
     kept_us = log.checkpoint_us.get((key.gpu_number, key.code), 0)
@@ -178,6 +181,7 @@ def _occurrences(
     earliest_ns = 0 if old or waited else log.previous_evaluation_ns
     last = _time_of_line(line.last_us, earliest_ns, now)
     first = _time_of_line(line.first_us, earliest_ns, now) if times == line.times else last
+    is_companion = isinstance(parsed, GpuLostLine) or (isinstance(parsed, SxidLine) and parsed.is_companion)
     yield Occurrence(
         key=key,
         xid=number_in_code(key.code),
@@ -185,7 +189,7 @@ def _occurrences(
         first=min(first, last),
         last=last,
         read_ns=now.mono_ns,
-        reporter=FaultChannel.COMPANION_LINE if _is_companion(parsed) else FaultChannel.LOG,
+        reporter=FaultChannel.COMPANION_LINE if is_companion else FaultChannel.LOG,
         log_us=line.last_us,
         text=line.text,
         line=parsed if isinstance(parsed, XidLine | SxidLine) else None,
@@ -207,7 +211,7 @@ def _time_of_line(line_us: int, earliest_ns: int, now: Instant) -> Instant:
 
 
 def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
-    """Return the identity of the fault that a kernel log line reports; None: no fault, or an unknown GPU."""
+    """Return the identity of the fault that a kernel log line reports; None: no fault, or no PCI address."""
     match fact:
         case SxidLine():
             return FaultKey(SHARED, f"{SXID_PREFIX}{fact.ended or fact.code}")
@@ -215,19 +219,11 @@ def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
             return FaultKey(SHARED, fault_log.LINK_SETUP_FAILED)
         case VersionMismatchLine():
             return FaultKey(SHARED, fault_log.API_MISMATCH)
-        case XidLine() if fact.bus in by_bus:
-            return FaultKey(by_bus[fact.bus], f"{XID_PREFIX}{fact.code}", fact.gi, fact.ci)
-        case GpuLostLine() if fact.bus in by_bus:
-            return FaultKey(by_bus[fact.bus], LOST_CODE)
-        case InitFailedLine() if fact.bus in by_bus:
-            return FaultKey(by_bus[fact.bus], fault_log.INIT_FAILED)
+        case XidLine():
+            return FaultKey(by_bus.get(fact.bus, UNLISTED), f"{XID_PREFIX}{fact.code}", fact.gi, fact.ci)
+        case GpuLostLine():
+            return FaultKey(by_bus.get(fact.bus, UNLISTED), LOST_CODE)
+        case InitFailedLine() if fact.bus:
+            return FaultKey(by_bus.get(fact.bus, UNLISTED), fault_log.INIT_FAILED)
         case _:
             return None
-
-
-def _is_companion(fact: ParsedLine) -> bool:
-    return isinstance(fact, GpuLostLine) or (isinstance(fact, SxidLine) and fact.is_companion)
-
-
-def _has_bus(fact: ParsedLine) -> bool:
-    return isinstance(fact, XidLine | GpuLostLine | InitFailedLine) and bool(fact.bus)

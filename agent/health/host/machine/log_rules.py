@@ -185,6 +185,17 @@ def detect_nic_fault(view: MachineRuleInput) -> RuleResult:
     return _finding(view, "node.nic", faults[0].severity, (fault.fact for fault in faults), names)
 
 
+def detect_fault_of_unlisted_gpu(view: MachineRuleInput) -> RuleResult:
+    """The kernel log reports faults of a GPU that NVML does not list, so that the report has no such device.
+
+    Source: lines of the kernel log about XIDs, lost GPUs and failed initializations, by PCI address.
+    """
+    if not view.unlisted_gpus:
+        return no_log_lines_result(view.log_state)
+    evidence = f"NVML lists no GPU at {', '.join(view.unlisted_gpus)}"
+    return Finding("node.gpu", Severity.DEGRADED, evidence)
+
+
 _MOMENT: Final = f"a line in the last {format_duration(FAULT_HELD_S)}"
 _DAY: Final = f"a line in the last {format_duration(LASTING_FAULT_HELD_S)}"
 _log_rule = partial(
@@ -297,6 +308,15 @@ MACHINE_LOG_RULES: Final = (
         advice="read its driver's lines in the kernel log; reset the NIC, update its firmware, replace it",
         evaluate=detect_nic_fault,
         try_it=_write("mlx5_core 0000:3b:00.0: synd 0x8: unrecoverable hardware error"),
+    ),
+    _log_rule(
+        code="node.gpu",
+        repair=Repair.REBOOT_NODE,
+        threshold="a fault above info at a PCI address, until NVML lists a GPU there",
+        why="no check covers the GPU, and the node has a GPU less than it should",
+        advice="check lspci and the NVRM lines in the kernel log; reboot; reseat or replace the GPU",
+        evaluate=detect_fault_of_unlisted_gpu,
+        try_it='echo "NVRM: Xid (PCI:0000:fb:00): 79, GPU has fallen off the bus." > /dev/kmsg',
     ),
     _log_rule(
         code="node.peermem",

@@ -142,6 +142,8 @@ class MachineRuleInput(NamedTuple):
     waited: Mapping[str, CounterGrowth]
     """Time that tasks waited within the configured window, by resource [us]."""
     limits: HostLimits
+    unlisted_gpus: tuple[str, ...] = ()
+    """PCI addresses of GPUs with faults that NVML does not list, each with the codes of the faults."""
 
     def recent(self, seconds: int, *codes: KernelLogCode) -> tuple[KernelLogFact, ...]:
         """Return the faults with one of ``codes`` that a kernel-log line of the last ``seconds`` reports, by
