@@ -22,7 +22,7 @@ import pytest
 from patience import PATIENCE_S
 
 NATIVE: Final = Path(__file__).resolve().parent.parent / "native"
-BRANCHES: Final = (535, 570, 575, 580)
+BRANCHES: Final = (535, 570, 575, 580, 590)
 PREAMBLE: Final = """
 import json, sys, threading, time
 from pathlib import Path

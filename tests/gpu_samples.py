@@ -33,7 +33,19 @@ T4: Final[Mapping[GpuField, Reading]] = {
         field: ABSENT
         for field in GpuField
         if field.startswith(
-            ("remap", "channel", "tpc", "link", "fabric", "sram", "mem_", "recovery", "mig", "margin")
+            (
+                "remap",
+                "channel",
+                "tpc",
+                "unrep",
+                "link",
+                "fabric",
+                "sram",
+                "mem_",
+                "recovery",
+                "mig",
+                "margin",
+            )
         )
     },
     GpuField.TEMP_MEM_MAX: ABSENT,

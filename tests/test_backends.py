@@ -341,7 +341,7 @@ SICK = (
 SICK_AMPERE = (
     *SICK,
     "gpu 1 set remap.pending=1 remap.correctable=3 remap.uncorrectable=2 remap.failure=1",
-    "gpu 1 set nvlink.0.state=0 nvlink.1.replay=5 temperature.margin=-5",
+    "gpu 1 set nvlink.0.state=0 nvlink.1.replay=5 temperature.margin=-5 memory.unrepairable=1",
 )
 
 

@@ -270,10 +270,10 @@ def output_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_one_check_is_shown_in_full(capsys):
     assert output_of(capsys, "gpu.remap.failure") == (
         "gpu.remap.failure  unhealthy, blame: hardware\n"
-        "  A bad row of memory could not be remapped: its bank has no spare rows left.\n"
+        "  Bad memory could not be remapped or repaired, for example because its bank has no spare rows.\n"
         "\n"
-        "  when            the flag is set\n"
-        "  why it matters  a bad row stays in use, and will lose data again\n"
+        "  when            a flag is set\n"
+        "  why it matters  bad memory stays in use, and will lose data again\n"
         f"  what to do      {CHECKS['gpu.remap.failure'].advice}\n"
         "  repair          replace-hardware\n"
         "  source          gpu\n"

@@ -261,7 +261,9 @@ def test_library_exports_only_nvml_names_under_its_soname(branch: int) -> None:
     assert "soname: [libnvidia-ml.so.1]" in shown
     exported = re.findall(r"FUNC +GLOBAL +DEFAULT +\d+ (\w+)", shown)
     declared = {*re.findall(r"X\([^,]+, (nvml\w+),", HEADER.read_text()), "nvmlInitWithFlags"}
-    newer = {"RepairStatus"} if branch < 580 else set()
+    newer = {"UnrepairableMemoryFlag_v1"} if branch < 590 else set()
+    if branch < 580:
+        newer |= {"RepairStatus"}
     if branch < 570:
         newer |= {"NumaNodeId", "SramEccErrorStatus", "TemperatureV", "MarginTemperature", "GpuFabricInfoV"}
     assert set(exported) == declared - {f"nvmlDeviceGet{name}" for name in newer}

@@ -45,6 +45,7 @@ SET: Final = {
     "remap.failure": (GpuField.REMAP_FAILURE, 1),
     "repair.channel": (GpuField.CHANNEL_REPAIR_PENDING, 1),
     "repair.tpc": (GpuField.TPC_REPAIR_PENDING, 1),
+    "memory.unrepairable": (GpuField.UNREPAIRABLE_MEMORY, 1),
     "retired.sbe": (GpuField.RETIRED_SBE, 5),
     "retired.dbe": (GpuField.RETIRED_DBE, 6),
     "retired.pending": (GpuField.RETIRED_PENDING, 1),
@@ -107,10 +108,12 @@ NO_NVLINK5: Final = {
     GpuField.LINK_SYMBOL_ERRORS,
 }
 AER: Final = {GpuField.AER_CORRECTABLE, GpuField.AER_NONFATAL, GpuField.AER_FATAL}
-REPAIRS: Final = {GpuField.CHANNEL_REPAIR_PENDING, GpuField.TPC_REPAIR_PENDING}
+MEMORY: Final = {GpuField.UNREPAIRABLE_MEMORY}
+REPAIRS: Final = {GpuField.CHANNEL_REPAIR_PENDING, GpuField.TPC_REPAIR_PENDING, *MEMORY}
 THROTTLE: Final = {GpuField.SLOWED_SW_THERMAL, GpuField.SLOWED_HW_THERMAL, GpuField.SLOWED_HW_BRAKE}
 LACKING: Final = {
-    580: NO_NVLINK5 | AER,
+    590: NO_NVLINK5 | AER,
+    580: NO_NVLINK5 | AER | MEMORY,
     575: NO_NVLINK5 | AER | REPAIRS | {GpuField.FABRIC_SUMMARY},
     570: NO_NVLINK5 | AER | REPAIRS | {GpuField.FABRIC_SUMMARY} | THROTTLE,
     535: NO_NVLINK5
@@ -183,7 +186,7 @@ def is_read(gpus: int) -> Callable[[NvmlSample], bool]:
     return lambda now: len(now.gpus) == gpus and all(gpu.slow_passes > 2 for gpu in now.gpus)
 
 
-@pytest.mark.parametrize("branch", [535, 570, 575, 580])
+@pytest.mark.parametrize("branch", [535, 570, 575, 580, 590])
 def test_every_quantity_arrives_in_its_field(watch: Watch, branch: int) -> None:
     values = {name: want for name, (_, want) in SET.items()} | {"nvlink.3.state": 0}
     lines = [f"gpu 1 set {name}={value}" for name, value in values.items()]

@@ -20,6 +20,7 @@ STRUCTURES = {
     "nvmlUtilization_t": "c_nvmlUtilization_t",
     "nvmlEccSramErrorStatus_t": "c_nvmlEccSramErrorStatus_v1_t",
     "nvmlRepairStatus_t": "c_nvmlRepairStatus_t",
+    "nvmlUnrepairableMemory_v1_t": "c_nvmlUnrepairableMemory_v1_t",
     "nvmlTemperature_t": "c_nvmlTemperature_v1_t",
     "nvmlMarginTemperature_t": "c_nvmlMarginTemperature_v1_t",
     "nvmlGpuFabricInfo_t": "c_nvmlGpuFabricInfo_t",

@@ -74,6 +74,7 @@ class GpuField(StrEnum):
     REMAP_FAILURE = "remap_failure"
     CHANNEL_REPAIR_PENDING = "channel_repair_pending"
     TPC_REPAIR_PENDING = "tpc_repair_pending"
+    UNREPAIRABLE_MEMORY = "unrepairable_memory"
     RETIRED_SBE = "retired_sbe"
     """Number of memory pages retired because of single-bit errors (GPUs before Ampere)."""
     RETIRED_DBE = "retired_dbe"

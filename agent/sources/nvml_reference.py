@@ -286,6 +286,7 @@ READERS: Final[Mapping[GpuField, FieldReader]] = {
     GpuField.REMAP_FAILURE: _first_of(_remapped_rows(3), _field_id("REMAPPED_FAILURE")),
     GpuField.CHANNEL_REPAIR_PENDING: _by_function("nvmlDeviceGetRepairStatus", part=0),
     GpuField.TPC_REPAIR_PENDING: _by_function("nvmlDeviceGetRepairStatus", part=1),
+    GpuField.UNREPAIRABLE_MEMORY: _by_function("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
     GpuField.RETIRED_SBE: _first_of(
         _retired_pages("MULTIPLE_SINGLE_BIT_ECC_ERRORS"), _field_id("RETIRED_SBE")
     ),

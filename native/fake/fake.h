@@ -113,6 +113,7 @@ enum fake_fate {
     X(REMAP_FAILURE, "remap.failure", FAKE_KEPT, 0) \
     X(CHANNEL_REPAIR, "repair.channel", FAKE_CLEARED, 0) \
     X(TPC_REPAIR, "repair.tpc", FAKE_CLEARED, 0) \
+    X(UNREPAIRABLE, "memory.unrepairable", FAKE_KEPT, 0) \
     X(RETIRED_SBE, "retired.sbe", FAKE_KEPT, FAKE_NONE) \
     X(RETIRED_DBE, "retired.dbe", FAKE_KEPT, FAKE_NONE) \
     X(RETIRED_PENDING, "retired.pending", FAKE_CLEARED, FAKE_NONE) \

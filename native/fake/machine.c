@@ -12,7 +12,9 @@
 #define STRING(x) #x
 #define VALUE(x) STRING(x)
 
-#if FAKE_BRANCH >= 580
+#if FAKE_BRANCH >= 590
+#define RELEASE "48.01"
+#elif FAKE_BRANCH >= 580
 #define RELEASE "95.05"
 #elif FAKE_BRANCH >= 575
 #define RELEASE "57.08"

@@ -138,6 +138,26 @@ nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *
 }
 #endif
 
+#if FAKE_BRANCH >= 590
+nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t device, nvmlUnrepairableMemory_v1_t *status)
+{
+    struct fake_gpu *g;
+    nvmlReturn_t answer;
+
+    if (!status)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (status->version != nvmlUnrepairableMemory_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    answer = fake_enter(CALL_nvmlDeviceGetUnrepairableMemoryFlag_v1, device, &g, NULL);
+    if (answer != NVML_SUCCESS)
+        return answer;
+    if (g->value[Q_UNREPAIRABLE] == FAKE_NONE)
+        return fake_leave(NVML_ERROR_NOT_SUPPORTED);
+    status->unrepairableMemory = (unsigned int)g->value[Q_UNREPAIRABLE];
+    return fake_leave(NVML_SUCCESS);
+}
+#endif
+
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
                                        unsigned int *uncorrectable, unsigned int *pending,
                                        unsigned int *failure)

@@ -98,6 +98,7 @@ static const struct fake_profile profiles[] = {
             { Q_REMAP_PENDING, FAKE_NONE },
             { Q_REMAP_FAILURE, FAKE_NONE },
             { Q_CHANNEL_REPAIR, FAKE_NONE },
+            { Q_UNREPAIRABLE, FAKE_NONE },
             { Q_RETIRED_SBE, 0 },
             { Q_RETIRED_DBE, 0 },
             { Q_RETIRED_PENDING, 0 },

@@ -667,6 +667,7 @@ enum dh_gpu_field {
     DH_GPU_SRAM_THRESHOLD,        /* bThresholdExceeded, 0 or 1 */
     DH_GPU_CHANNEL_REPAIR_PENDING, /* nvmlDeviceGetRepairStatus; bChannelRepairPending, 0 or 1 */
     DH_GPU_TPC_REPAIR_PENDING,    /* bTpcRepairPending, 0 or 1 */
+    DH_GPU_UNREPAIRABLE_MEMORY,   /* nvmlDeviceGetUnrepairableMemoryFlag_v1; 0 or 1 */
     DH_GPU_LINK_REPLAY,           /* FI 161 per link, else nvmlDeviceGetNvLinkErrorCounter; sum over links */
     DH_GPU_LINK_RECOVERY,         /* FI 162; sum */
     DH_GPU_LINK_CRC,              /* FI 163; sum */

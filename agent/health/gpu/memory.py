@@ -27,7 +27,7 @@ from agent.health.rules import (
 )
 from agent.model.gpu import GpuField, GpuWakeCondition
 from agent.model.health import Blame, Finding, Repair, Severity
-from agent.model.reading import Missing
+from agent.model.reading import Missing, is_absent
 from agent.model.settings import GpuLimits
 
 RETIRED_PAGES: Final = 60
@@ -44,6 +44,14 @@ PENDING_REPAIRS: Final = {
     )
 }
 """Finding for each flag of a repair that waits for a reset of the GPU."""
+FAILED_REPAIRS: Final = {
+    field: Finding("gpu.remap.failure", Severity.UNHEALTHY, evidence)
+    for field, evidence in (
+        (GpuField.REMAP_FAILURE, "a bad memory row could not be remapped"),
+        (GpuField.UNREPAIRABLE_MEMORY, "bad memory cannot be repaired"),
+    )
+}
+"""Finding for each flag of a repair that failed."""
 _SRAM_SOURCES: Final = (("parity", GpuField.SRAM_PARITY), ("SEC-DED", GpuField.SRAM_SECDED))
 UNCORRECTABLE_COUNTS: Final = (
     GpuField.ECC_UNCORRECTABLE,
@@ -174,12 +182,13 @@ def _flag_result(view: GpuRuleInput, field: GpuField, missing_reason: str, found
 
 
 def evaluate_remap_failure(view: GpuRuleInput) -> RuleResult:
-    """A bad row of memory could not be remapped: its bank has no spare rows left.
+    """Bad memory could not be remapped or repaired, for example because its bank has no spare rows.
 
-    Source: NVML field 145 [0 or 1].
+    Source: NVML field 145; nvmlDeviceGetUnrepairableMemoryFlag_v1, driver 590 and later [0 or 1].
     """
-    found = Finding("gpu.remap.failure", Severity.UNHEALTHY, "a bad memory row could not be remapped")
-    return _flag_result(view, GpuField.REMAP_FAILURE, NO_REMAP, found)
+    if is_absent(gpu_reading(view, GpuField.UNREPAIRABLE_MEMORY)):
+        return _flag_result(view, GpuField.REMAP_FAILURE, NO_REMAP, FAILED_REPAIRS[GpuField.REMAP_FAILURE])
+    return worst_result(*(_flag_result(view, field, NO_REMAP, bad) for field, bad in FAILED_REPAIRS.items()))
 
 
 def evaluate_pending_remap(view: GpuRuleInput) -> RuleResult:
@@ -226,9 +235,9 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
         hardware_rule(
             code="gpu.remap.failure",
             severity=Severity.UNHEALTHY,
-            gpu_reads=(GpuWakeCondition(GpuField.REMAP_FAILURE),),
-            threshold="the flag is set",
-            why="a bad row stays in use, and will lose data again",
+            gpu_reads=tuple(map(GpuWakeCondition, FAILED_REPAIRS)),
+            threshold="a flag is set",
+            why="bad memory stays in use, and will lose data again",
             advice=replace,
             repair=Repair.REPLACE_HARDWARE,
             evaluate=evaluate_remap_failure,

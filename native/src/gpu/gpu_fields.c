@@ -65,6 +65,7 @@ const struct dh_gpu_row dh_gpu_rows[DH_GPU_FIELD_NUM] = {
     [DH_GPU_SRAM_THRESHOLD] = SLOW("sram_threshold", 0),
     [DH_GPU_CHANNEL_REPAIR_PENDING] = SLOW("channel_repair_pending", 0),
     [DH_GPU_TPC_REPAIR_PENDING] = SLOW("tpc_repair_pending", 0),
+    [DH_GPU_UNREPAIRABLE_MEMORY] = SLOW("unrepairable_memory", 0),
     [DH_GPU_LINK_REPLAY] = LINK("link_replay", NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
     [DH_GPU_LINK_RECOVERY] = LINK("link_recovery", NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY),
     [DH_GPU_LINK_CRC] = LINK("link_crc", NVML_FI_DEV_NVLINK_ERROR_DL_CRC),

@@ -124,6 +124,17 @@ static nvmlReturn_t mig_mode(struct dh_gpu_slot *s, unsigned int arg, uint64_t *
     return code;
 }
 
+/* A driver whose structure has no version writes the flag in its place. */
+static nvmlReturn_t unrepairable_memory(struct dh_gpu_slot *s, unsigned int arg, uint64_t *value)
+{
+    nvmlUnrepairableMemory_v1_t status = { .version = nvmlUnrepairableMemory_v1 };
+    nvmlReturn_t code = CALL(DH_CALL_MEMORY, nvmlDeviceGetUnrepairableMemoryFlag_v1, &status);
+
+    (void)arg;
+    *value = (status.version == nvmlUnrepairableMemory_v1 ? status.unrepairableMemory : status.version) != 0;
+    return code;
+}
+
 #define UNC NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 #define COR NVML_MEMORY_ERROR_TYPE_CORRECTED
 #define NOW NVML_VOLATILE_ECC
@@ -147,6 +158,7 @@ static const struct {
     { DH_GPU_ECC_UNCORRECTABLE_SRAM_LIFE, errors, ERRORS(UNC, LIFE, SRAM) },
     { DH_GPU_ECC_CORRECTABLE_DRAM_LIFE, errors, ERRORS(COR, LIFE, DRAM) },
     { DH_GPU_ECC_CORRECTABLE_SRAM_LIFE, errors, ERRORS(COR, LIFE, SRAM) },
+    { DH_GPU_UNREPAIRABLE_MEMORY, unrepairable_memory, 0 },
     { DH_GPU_PCIE_WIDTH, pcie_width, 0 },
     { DH_GPU_PCIE_GEN, pcie_gen, 0 },
     { DH_GPU_PSTATE, pstate, 0 },

@@ -173,6 +173,12 @@ typedef struct nvmlRepairStatus_v1_st {
 } nvmlRepairStatus_t;
 #define nvmlRepairStatus_v1 NVML_STRUCT_VERSION(nvmlRepairStatus_t, 1)
 
+typedef struct nvmlUnrepairableMemory_v1_st {
+    unsigned int version; /* pynvml has it, NVIDIA's reference of branch 590 has the flag alone */
+    unsigned int unrepairableMemory;
+} nvmlUnrepairableMemory_v1_t;
+#define nvmlUnrepairableMemory_v1 NVML_STRUCT_VERSION(nvmlUnrepairableMemory_v1_t, 1)
+
 typedef enum nvmlPageRetirementCause_enum {
     NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS = 0,
     NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
@@ -440,7 +446,7 @@ typedef enum nvmlDeviceGpuRecoveryAction_s { /* of field 230; 580 and older end 
 
 _Static_assert(sizeof(nvmlEventData_t) == 32 && sizeof(nvmlPciInfo_t) == 68 &&
                    sizeof(nvmlUtilization_t) == 8 && sizeof(nvmlEccSramErrorStatus_t) == 104 &&
-                   sizeof(nvmlRepairStatus_t) == 12 &&
+                   sizeof(nvmlRepairStatus_t) == 12 && sizeof(nvmlUnrepairableMemory_v1_t) == 8 &&
                    sizeof(nvmlTemperature_t) == 12 && sizeof(nvmlMarginTemperature_t) == 8 &&
                    sizeof(nvmlGpuFabricInfo_t) == 28 && sizeof(nvmlGpuFabricInfo_v2_t) == 36 &&
                    sizeof(nvmlGpuFabricInfo_v3_t) == 40 && sizeof(nvmlDeviceAttributes_t) == 40 &&
@@ -480,6 +486,8 @@ _Static_assert(sizeof(nvmlEventData_t) == 32 && sizeof(nvmlPciInfo_t) == 68 &&
     X(nvmlReturn_t, nvmlDeviceGetSramEccErrorStatus, \
       (nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)) \
     X(nvmlReturn_t, nvmlDeviceGetRepairStatus, (nvmlDevice_t device, nvmlRepairStatus_t *status)) \
+    X(nvmlReturn_t, nvmlDeviceGetUnrepairableMemoryFlag_v1, \
+      (nvmlDevice_t device, nvmlUnrepairableMemory_v1_t *status)) \
     X(nvmlReturn_t, nvmlDeviceGetRemappedRows, \
       (nvmlDevice_t device, unsigned int *correctable, unsigned int *uncorrectable, unsigned int *pending, \
        unsigned int *failure)) \

@@ -30,7 +30,7 @@ from agent.health.gpu.faults.fault_log import (
     number_in_code,
     recurrence_ns,
 )
-from agent.health.gpu.memory import PENDING_REPAIRS
+from agent.health.gpu.memory import FAILED_REPAIRS, PENDING_REPAIRS
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
@@ -69,7 +69,7 @@ VOLATILE_COUNTERS: Final = (
     GpuField.PCIE_REPLAY,
 )
 """Counters that a reset of the GPU and a reload of the driver clear, so that smaller values show one."""
-_PENDING: Final = (*PENDING_REPAIRS, GpuField.REMAP_FAILURE, GpuField.RETIRED_PENDING)
+_PENDING: Final = (*PENDING_REPAIRS, *FAILED_REPAIRS, GpuField.RETIRED_PENDING)
 RECOVERY_READINGS: Final = frozenset(
     {*VOLATILE_COUNTERS, *_PENDING, GpuField.RECOVERY_ACTION, GpuField.LINKS_UP}
 )
