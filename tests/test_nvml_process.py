@@ -273,20 +273,20 @@ def test_nvml_opened_again_is_a_reload_only_of_another_module(
 def test_nvml_opened_again_while_the_module_is_unreadable_is_no_reload(
     fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched]
 ) -> None:
-    module = tmp_path / "module/nvidia"
-    module.mkdir(parents=True)
+    module, readable, unreadable = (tmp_path / name for name in ("module", "readable", "unreadable"))
+    (readable / "nvidia").mkdir(parents=True)
+    unreadable.mkdir()
+    (unreadable / "nvidia").symlink_to("nvidia")  # ELOOP
+    module.symlink_to(readable)
     watched = start(replace(QUICK, library=str(fake.library), sysfs_root=tmp_path))
     inode = watched.until_read(2).module
-    module.rename(module.with_name("hidden"))
-    module.symlink_to(module)  # ELOOP
-    for handles in (2, 3):
+    for handles, directory in ((2, unreadable), (3, readable)):
+        (tmp_path / "link").symlink_to(directory)
+        (tmp_path / "link").replace(module)  # at once: a module that is absent for a moment is a reload
         fake.send("reload")
         opened = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [handles] * 2)  # noqa: B023
         after = watched.until(lambda s: s.nvml.passes > opened.nvml.passes)  # noqa: B023
         assert (after.generation, after.module) == (1, inode)
-        if handles == 2:
-            module.unlink()
-            module.with_name("hidden").rename(module)
 
 
 def test_driver_of_another_version_after_a_process_is_a_reload() -> None:
