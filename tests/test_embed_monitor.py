@@ -24,11 +24,12 @@ from agent.config.config import KUBELET_DIR, Config
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Device, Hugepages
 from agent.embed.monitor import Monitor, default_state_dir
-from agent.errors import ConfigError
+from agent.errors import ConfigError, ProbeError
 from agent.model.claim import ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import Blame, Effect, Finding, Health, Taints
 from agent.model.prepare import DriverFault
 from agent.model.time import Instant
+from agent.native.machine_watch import MachineWatch
 from agent.prepare.errors import FailedDeviceError
 from agent.system.threads import loop_thread
 
@@ -474,6 +475,42 @@ def test_monitor_without_a_free_descriptor_begins_later(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert monitor.wait_ready(PATIENCE_S)
     assert monitor.failure is None
+    assert monitor.stop(PATIENCE_S)
+
+
+def test_monitor_whose_threads_start_late_opens_its_sources_once(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_thread, "START_RETRY_S", 0.01)
+    start, refused = MachineWatch.start, iter([True] * 5)
+
+    def refuse(watch: MachineWatch) -> None:
+        if next(refused, False):
+            raise ProbeError("machine thread: cannot be started: Resource temporarily unavailable")
+        start(watch)
+
+    monkeypatch.setattr(MachineWatch, "start", refuse)
+    before, samplers = len(descriptors()), list(thread_names(os.getpid()).values()).count("dh-sampler")
+    monitor = monitor_of(**hardware)
+    monitor.start()
+    assert monitor.wait_ready(PATIENCE_S)
+    assert list(thread_names(os.getpid()).values()).count("dh-sampler") == samplers + 1
+    assert monitor.stop(PATIENCE_S)
+    eventually(lambda: len(descriptors()) <= before, "no descriptor is left")
+
+
+def test_stop_of_a_monitor_that_cannot_begin_returns_at_once(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_thread, "START_RETRY_S", 10 * PATIENCE_S)
+
+    def refuse(_: MachineWatch) -> None:
+        raise ProbeError("machine thread: cannot be started: Resource temporarily unavailable")
+
+    monkeypatch.setattr(MachineWatch, "start", refuse)
+    monitor = monitor_of(**hardware)
+    monitor.start()
+    eventually(lambda: "dh-core: cannot begin: machine thread" in caplog.text, "the cause is logged")
     assert monitor.stop(PATIENCE_S)
 
 

@@ -112,16 +112,24 @@ class CoreComponents:
             ProbeError: The kernel refused descriptors or memory.
         """
         settings = replace(engine_settings(self._config), checks=())  # only the agent runs commands
-        tasks, state, save_state = self._open_checkpoint(settings)
+        node: NodeSource | None = None
         if self._hardware:
             # udev=False: looking for libudev starts a process, which a driver that reaps children would find
             node = open_node_source(
                 self._config, settings, self._config.period_ns, reads_declarations=False, use_udev=False
             )
-            self._node = node
+        # after the sources: each attempt without descriptors would keep the file as unreadable
+        tasks, state, save_state = self._open_checkpoint(settings)
+        if node is not None:
             node.restore_nic_addresses(state.host.nics.restored_addresses)
             self._source.open(node, node.declare)
-            node.start()
+            try:
+                node.start()
+            except BaseException:  # the next attempt opens other sources
+                self._source.close()
+                node.stop(SOURCES_STOP_S)
+                raise
+            self._node = node
             tasks.append(node.run_watchers)
         else:
             self._empty = UnmonitoredHostSource()

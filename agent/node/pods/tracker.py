@@ -147,8 +147,8 @@ class PodTracker:
                 return
         while not self._ended.is_set():
             try:
-                with suppress(asyncio.CancelledError):
-                    asyncio.run(self._poll_until_stopped())
+                with suppress(asyncio.CancelledError), asyncio.Runner() as runner:
+                    runner.run(self._poll_until_stopped())
             except OSError as error:  # no descriptor or memory for the event loop
                 self._set_sample(SourceState.FAILING, f"event loop: {error.strerror}; will retry")
                 self._ended.wait(RETRY_S)

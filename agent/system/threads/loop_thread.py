@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -218,6 +217,7 @@ class TrioThread(LoopThread):
         super().__init__(on_failure, name)
         self._open_tasks = open_tasks
         self._runs_tasks = False
+        self._stop_requested = threading.Event()
         self._complaints = LogRateLimiter()
         self._stop: Callable[[], None] | None = None
 
@@ -233,6 +233,7 @@ class TrioThread(LoopThread):
         """
         with self._lock:
             self._stopping = True
+            self._stop_requested.set()
             if self._stop is not None:
                 self._stop()
         return self._join(timeout_s)
@@ -252,7 +253,7 @@ class TrioThread(LoopThread):
                     if count := self._complaints.tick():
                         facts = (self._thread.name, lack, count)
                         log.warning("thread %s: cannot begin: %s; %d attempts failed; will retry", *facts)
-                    time.sleep(START_RETRY_S)
+                    self._stop_requested.wait(START_RETRY_S)
         except BaseException as raised:  # whatever a task raises goes to on_failure
             error = unwrap_error(raised)
             if self._stopping:
