@@ -125,10 +125,11 @@ def unwrap_error(error: BaseException) -> BaseException:
     return error
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'name'?`` with the known name closest to ``word``; empty if none is close."""
+def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``; did you mean 'name'?`` with the known name closest to ``word``; empty if none is as similar
+    as ``cutoff``, 0 to 1."""
     from difflib import get_close_matches  # needed only for wrong input
 
     names = {name.lstrip("-"): name for name in known}  # every flag begins with two equal characters
-    near = get_close_matches(str(word).lstrip("-"), names, n=1)  # a driver may pass anything
+    near = get_close_matches(str(word).lstrip("-"), names, 1, cutoff)  # a driver may pass anything
     return f"; did you mean {names[near[0]]!r}?" if near else ""

@@ -152,7 +152,7 @@ socket = "/run/connector.sock"
 remediate = true
 
 [taints]
-evict = ["gpu.xid.79", "mem.*", "gpu.xid.999", "nic.*", "fpga.*", "custom.raid"]
+evict = ["gpu.xid.79", "mem.*", "gpu.mismatch", "nic.*", "gpu.no_device", "a.b"]
 quiet = "2m"
 tell-unknown = false  # verbatim
 inform = false
@@ -305,7 +305,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
             ),
             ErrorPattern(re.compile("no such bitstream"), "fpga.bitstream", ErrorClass.BAD_CONFIG, "", 0.5),
         ),
-        taint_evict=frozenset({"gpu.xid.79", "mem.*", "gpu.xid.999", "nic.*", "fpga.*", "custom.raid"}),
+        taint_evict=frozenset({"gpu.xid.79", "mem.*", "gpu.mismatch", "nic.*", "gpu.no_device", "a.b"}),
         taint_quiet_s=120,
         taint_unknown=False,
         taint_inform=False,

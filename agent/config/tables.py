@@ -25,11 +25,12 @@ from agent.config.values import (
     size_within,
 )
 from agent.errors import suggestion
+from agent.health.declared.verdicts import DECLARED_GPU_RULES
 from agent.health.gpu.faults.decide_severity import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import ROW_BY_CODE
 from agent.health.gpu.rule_state import gpu_rules
 from agent.health.gpu.xid.xid_table import XIDS
-from agent.health.host.verdicts import ALL_HOST_RULES, DECLARED_RULES
+from agent.health.host.verdicts import ALL_HOST_RULES
 from agent.health.rules import FAMILY, SXID_PREFIX, XID_PREFIX, Rule, matches_code
 from agent.model.health import Repair, Severity
 from agent.model.json_values import format_short
@@ -37,6 +38,8 @@ from agent.model.settings import CustomCheck, GpuLimits, RuleOverride
 from agent.prepare.failure_kinds import FAILURE_KINDS
 
 RULES_MAX: Final = 64
+TYPO_SIMILARITY: Final = 0.85
+"""Least similarity to a known code of a code that can only be a typo, see :func:`suggestion`."""
 PROBATION_MAX_S: Final = 86_400
 LIMIT_MAX: Final = 1_000_000
 KEYS: Final = ("code", "device", "off", "severity", "probation", "limit")
@@ -121,11 +124,11 @@ def _parse_keys(
 
 
 def check_evicting_codes(codes: Iterable[str]) -> None:
-    """Check the codes and families in ``taints.evict``; raises ValueError if one is no fault of the agent.
+    """Check the codes and families in ``taints.evict``; raises ValueError if one is nearly a known one.
 
-    Prepares and rules on declared devices have faults in the agent's families, too.
+    Drivers choose the codes of their checks and errors, also in the agent's families.
     """
-    more = [kind.code for kind in FAILURE_KINDS] + [rule.code for rule in chain(*DECLARED_RULES.values())]
+    more = [kind.code for kind in FAILURE_KINDS] + [rule.code for rule in DECLARED_GPU_RULES]
     for code in sorted(codes):
         _rules_of_code(code, "no fault has", more)
 
@@ -134,7 +137,8 @@ def _rules_of_code(code: str, problem: str, more: Sequence[str] = ()) -> list[Ru
     """Return the rules on readings whose finding code matches `code`, a code or a family as ``gpu.ecc.*``.
 
     A code outside the agent's families belongs to a driver's own check. Raises ValueError, with `problem`
-    first, if `code` is in one of the agent's families, and neither such a rule nor `more` has the code.
+    first, if `code` is in one of the agent's families, and neither such a rule nor `more` has the code. With
+    `more` it has to be nearly a known one, too.
     """
     rules: tuple[Rule, ...] = tuple(chain(ALL_HOST_RULES, gpu_rules(GpuLimits())))
     known = [*(rule.code for rule in rules), *ROW_BY_CODE]
@@ -147,8 +151,11 @@ def _rules_of_code(code: str, problem: str, more: Sequence[str] = ()) -> list[Ru
     is_own = code.partition(".")[0] in {name.partition(".")[0] for name in known}
     if not is_known and (is_own or "." not in code):
         known += [*numbered, *(f"{XID_PREFIX}{number}" for number in XIDS), *more]
-        near = suggestion(code, known) or "; 'drahealth checks' lists the codes"
-        raise ValueError(f"{problem} the code {code!r}{near}")
+        is_strict = not more or "." not in code
+        near = suggestion(code, known, 0.6 if is_strict else TYPO_SIMILARITY)
+        if near or is_strict:
+            near = near or "; 'drahealth checks' lists the codes"
+            raise ValueError(f"{problem} the code {code!r}{near}")
     return [rule for rule in rules if matches_code(code, rule.code)]
 
 
