@@ -281,6 +281,24 @@ def test_healthy_event_leaves_out_the_entities_of_a_faulty_device(connector: Pla
     assert show_and_read(host) == [every]
 
 
+def test_healthy_event_after_a_restart_leaves_out_the_entities_of_a_restored_fault(
+    connector: PlatformConnector, tmp_path: Path
+) -> None:
+    clock, uuid = StepClock(), (("uuid", "GPU-1"),)
+    host = device("gpu-0")._replace(attributes=uuid)
+    declared = device("card", XID, driver="gpu.example.com")._replace(attributes=uuid)
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.handle_report(report(host, declared))
+    publisher.step()
+    connector.events()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.handle_report(report(host))  # the driver has not declared its device again yet
+    publisher.step()
+    (event,) = connector.events()
+    assert event.is_healthy
+    assert [entity.entity_type for entity in event.entities_impacted] == ["DRA_DEVICE"]
+
+
 def test_faults_end_under_the_former_name_of_the_node(connector: PlatformConnector, tmp_path: Path) -> None:
     clock, uuid = StepClock(), (("uuid", "GPU-1"),)
     sick = device(*SICK)._replace(attributes=uuid)

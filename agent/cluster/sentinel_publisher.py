@@ -228,8 +228,12 @@ class SentinelPublisher:
         A GPU that a driver declares is two devices of one hardware. While one of them is faulty, healthy
         events about the other lack the hardware, because they would end the fault.
         """
-        last = {ref: sent.device for ref, sent in self._sent.items()} | dict(due)
-        devices = [device for ref, device in last.items() if ref in found and _is_faulty(device)]
+        devices = [device for ref, device in due.items() if ref in found and _is_faulty(device)]
+        devices += [
+            sent.device
+            for ref, sent in self._sent.items()
+            if ref not in due and (sent.is_restored or (ref in found and _is_faulty(sent.device)))
+        ]
         faulty = {entity for device in devices for entity in entities_of(device)}
         events = []
         for ref, device in sorted(due.items()):
