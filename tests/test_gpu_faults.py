@@ -1,7 +1,7 @@
 """Latched faults: affected devices, correlation of reports, and bounds in a flood."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from gpu_samples import H100, T4
@@ -280,6 +280,17 @@ def test_faults_of_a_gpu_that_nvml_does_not_list_are_a_note() -> None:
 def test_workload_fault_of_gpu_that_nvml_never_listed_is_no_note() -> None:
     node = GpuNode(1)
     node.log("NVRM: Xid (PCI:0000:fb:00): 31, pid=1, name=python, MMU fault")
+    node.rest(100)
+    assert notes(node) == []
+
+
+@pytest.mark.parametrize(
+    "limits", [{"expect": 1}, {"xids": ((79, XidOverride.IGNORE),)}, {"xids": ((79, XidOverride.INFO),)}]
+)
+def test_fault_of_gpu_that_is_not_expected_or_ignored_is_no_note(limits: dict[str, Any]) -> None:
+    node = GpuNode(1, **limits)
+    node.host = GpuOsSample(bus_gpus=("0000:1b:00.0",), fabric_manager=True)
+    node.log("NVRM: Xid (PCI:0000:fb:00): 79, pid=1, GPU has fallen off the bus.")
     node.rest(100)
     assert notes(node) == []
 

@@ -21,15 +21,16 @@ from agent.health.gpu.faults.checkpoint import (
     update_recovery_signs,
 )
 from agent.health.gpu.faults.decide_severity import evaluate_faults, latched_fault_row
-from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog
+from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog, number_in_code
 from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.match_reports import next_wait_end_ns
 from agent.health.gpu.rule_input import is_answering, is_identifying_gpus, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state, replaced_gpu_numbers
 from agent.health.gpu.xid.decisions import FaultDecision
+from agent.health.rules import XID_PREFIX
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuSample, NvmlSample
-from agent.model.health import NotApplicable, Severity
+from agent.model.health import NotApplicable, Severity, XidOverride
 from agent.model.persistent_faults import NO_MODULE, DriverModule, PersistentState
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
@@ -138,8 +139,9 @@ def unlisted_gpus(log: FaultLog, snapshot: Snapshot, limits: GpuLimits, now: Ins
     """Return the PCI addresses of unknown GPUs of which the kernel log reports faults above INFO, with the
     finding codes. Empty while NVML may still list the GPUs, for at most the time ``limits.dead_s``."""
     gpus = snapshot.gpus
-    if not log.unlisted or gpus is None:
+    if not log.unlisted or gpus is None or (limits.expect is not None and len(gpus.gpus) >= limits.expect):
         return ()
+    overrides = dict(limits.xids)
     is_bus_read = isinstance(snapshot.host.bus_gpus, tuple)
     may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, limits.dead_s, now.mono_ns)
     if now.mono_ns - log.started_ns < limits.dead_s * NS and (may_appear or not is_bus_read):
@@ -147,7 +149,9 @@ def unlisted_gpus(log: FaultLog, snapshot: Snapshot, limits: GpuLimits, now: Ins
     found: dict[str, list[str]] = {}
     for address, code in sorted(log.unlisted.values()):
         codes = found.setdefault(address, [])
-        if code not in codes and latched_fault_row(code, limits).severity > Severity.INFO:
+        default = XidOverride.INFO if latched_fault_row(code, limits).severity <= Severity.INFO else None
+        override = overrides.get(number_in_code(code), default) if code.startswith(XID_PREFIX) else default
+        if code not in codes and override not in (XidOverride.IGNORE, XidOverride.INFO):
             codes.append(code)
     return tuple(f"{address} ({', '.join(codes)})" for address, codes in found.items() if codes)
 

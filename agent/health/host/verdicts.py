@@ -435,7 +435,7 @@ def machine_causes(
     Args:
         unchanged: Parts of the host whose results are those of the last evaluation.
     """
-    if MACHINE_SUBJECT in unchanged:
+    if MACHINE_SUBJECT in unchanged and not unlisted_gpus:
         evaluation.reuse_ok_results(MACHINE_SUBJECT)
         return
     view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
