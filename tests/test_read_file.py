@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from other_user import become_other_user
@@ -105,10 +106,32 @@ def test_input_pipe_whose_writer_comes_later_is_read(tmp_path: Path) -> None:
 def test_input_pipe_of_a_slow_writer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "WRITER_S", 0.0)
     os.mkfifo(tmp_path / "pods")
-    writer = os.open(tmp_path / "pods", os.O_RDWR)  # no wait for a reader
+    reader = os.open(tmp_path / "pods", os.O_RDONLY | os.O_NONBLOCK)  # keeps what a fast writer wrote
+    writer = os.open(tmp_path / "pods", os.O_WRONLY)
     with subprocess.Popen(["echo", "objects"], stdout=writer):
         os.close(writer)
         assert read_bounded(tmp_path / "pods", LIMIT, is_input=True).data == b"objects\n"
+    os.close(reader)
+
+
+def test_input_pipe_written_at_the_end_of_the_wait_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WRITER_S", 0.0)
+    os.mkfifo(tmp_path / "pods")
+    reader = os.open(tmp_path / "pods", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "pods", os.O_WRONLY)
+    opened = os.open
+
+    def write_and_end(path: Any, flags: int) -> int:
+        if flags & os.O_WRONLY:
+            os.write(writer, b"objects")
+            os.close(writer)
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", write_and_end)
+    assert read_bounded(tmp_path / "pods", LIMIT, is_input=True).data == b"objects"
+    os.close(reader)
 
 
 def test_input_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,13 +114,15 @@ def open_input(path: str, flags: int) -> int:
     """
     # a copy of the descriptor: the pipe may belong to another user
     fd = os.dup(0) if path == "-" else os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
-    is_fifo = path != "-" and stat.S_ISFIFO(os.fstat(fd).st_mode)
-    if is_fifo and not select.select([fd], [], [], WRITER_S)[0]:
-        with suppress(PermissionError):  # if a writer that ends here was the only one, the pipe is at its end
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        if select.select([fd], [], [], 0)[0]:
-            os.close(fd)
-            raise OSError(ENXIO, f"no process wrote to this pipe within {WRITER_S:g} s; start its writer")
+    if path != "-" and stat.S_ISFIFO(os.fstat(fd).st_mode):
+        pipe = select.poll()
+        pipe.register(fd, select.POLLIN)
+        if not pipe.poll(WRITER_S * 1000):
+            with suppress(PermissionError):  # a writer that ends: at the pipe's end, if it was the only one
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            if pipe.poll(0) == [(fd, select.POLLHUP)]:  # at its end, and without data
+                os.close(fd)
+                raise OSError(ENXIO, f"no process wrote to this pipe within {WRITER_S:g} s; start its writer")
     os.set_blocking(fd, True)
     return fd
 
