@@ -9,6 +9,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
@@ -202,13 +203,20 @@ def test_stop_by_ctrl_z_restores_the_terminal_until_it_continues():
             assert LEAVE in terminal.read_until(text)
             terminal.read_until("by lines")
             assert terminal.read_until("no report yet").startswith(f"{ENTER}{HOME}HEAD")
-            while termios.tcgetattr(master)[3] & termios.ICANON:
+            status = Path(f"/proc/{os.tcgetpgrp(master)}/status")
+            while not caught_signals(status) & 1 << (signal.SIGTSTP - 1):  # the handler comes after the table
                 time.sleep(0.01)
     finally:
-        os.killpg(os.tcgetpgrp(master), signal.SIGKILL)
+        if group := os.tcgetpgrp(master):  # 0: the shell has ended, and killpg(0) would end the tests
+            os.killpg(group, signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(master)
+
+
+def caught_signals(status: Path) -> int:
+    """Return the bit set of signals that a process handles, from its file in procfs."""
+    return int(status.read_text().partition("SigCgt:")[2].split()[0], 16)
 
 
 def test_log_stays_in_a_window_too_small_for_the_table():

@@ -108,10 +108,13 @@ def test_source_files_that_a_document_names_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_classes_and_methods_that_a_document_names_exist(document: str) -> None:
     files = [*(ROOT / "agent").rglob("*.py"), *(ROOT / "proto").rglob("*.proto")]
-    defined = {name for file in files for name in re.findall(r"\b(?:class|rpc) (\w+)", file.read_text())}
+    text = "\n".join(file.read_text() for file in files)
+    defined = set(re.findall(r"\b(?:class|rpc) (\w+)", text))
+    members = {a or b for a, b in re.findall(r"\bdef (\w+)|^    (\w+)\s*[:=]", text, re.MULTILINE)}
     spans = [span for span in code_spans(ROOT / document) if not span.endswith((".md", ".yaml"))]
     names = [re.fullmatch(r"([A-Z][A-Za-z]*[a-z])(\.\w+)?", span) for span in spans]
     assert sorted({name[1] for name in names if name} - defined) == []
+    assert sorted({name[2][1:] for name in names if name and name[2]} - members) == []
 
 
 @pytest.mark.parametrize("document", SOURCE_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -274,7 +274,8 @@ def compare_gpus(
     problems: list[str] = []
     for index, gpu in enumerate(pynvml):
         name = gpu.uuid or f"GPU {index}"
-        sample = _find_sample(gpu, index, unmatched.values())
+        same = (s for s in unmatched.values() if (s.uuid == gpu.uuid if gpu.uuid else s.index == index))
+        sample = next(same, None)
         if sample is None:
             problems.append(f"{name}: not found by the native core")
             continue
@@ -284,14 +285,6 @@ def compare_gpus(
         f"{sample.uuid or f'GPU {sample.index}'}: not found by pynvml" for sample in unmatched.values()
     ]
     return GpuReaderComparison(tuple(comparisons), tuple(problems))
-
-
-def _find_sample(gpu: ReferenceGpu, index: int, samples: Iterable[GpuSample]) -> GpuSample | None:
-    """Return the native core's sample of `gpu`, found by its UUID; if the UUID is empty, by its index."""
-    return next(
-        (sample for sample in samples if (sample.uuid == gpu.uuid if gpu.uuid else sample.index == index)),
-        None,
-    )
 
 
 def _compare_gpu(

@@ -160,7 +160,7 @@ static const char *const link_scenarios[] = {
  */
 static void test_first_pass_reads_all_fields_of_the_gpu(void)
 {
-    static const int branches[] = { 535, 570, 575, 580 };
+    static const int branches[] = { 535, 570, 575, 580, 590 };
     static const char *const scenarios[] = {
         "profile h100 gpus=1",
         "profile h100 gpus=1\ngpu 0 fail field 165 3",
@@ -168,11 +168,11 @@ static void test_first_pass_reads_all_fields_of_the_gpu(void)
         "profile h100 gpus=1\ngpu 0 mig 3g.40gb 1g.10gb",
     };
 
-    for (size_t i = 0; i < 4 * sizeof(scenarios) / sizeof(*scenarios); i++) {
-        struct gx g = unstarted_of(branches[i % 4], scenarios[i / 4]);
+    for (size_t i = 0; i < 5 * sizeof(scenarios) / sizeof(*scenarios); i++) {
+        struct gx g = unstarted_of(branches[i % 5], scenarios[i / 5]);
         struct dh_gpu first;
 
-        check_row = scenarios[i / 4];
+        check_row = scenarios[i / 5];
         dh_gpus_pass(g.w);
         first = *gx_gpu(&g, 0);
         for (int pass = 0; pass < SETTLING; pass++, elapse(&g, HOUR_NS))

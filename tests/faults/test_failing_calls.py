@@ -502,6 +502,7 @@ def fail_calls_of_pod_tracker(directory: str, call: str, error: str) -> None:
         assert not uncaught, (where, uncaught)
         eventually(lambda opened=opened: len(descriptors()) <= opened, f"{where}: {opened} descriptors")
         if counted < number:
+            assert number > 1, f"{call}: no call was intercepted"
             return
 
 
@@ -583,6 +584,7 @@ def test_driver_with_a_failed_call_ends_at_its_start_or_reports_a_fault(
                         assert driver.process.returncode == 1, driver.errors.read_text()
                         assert "Error: " in driver.errors.read_text()
             if not mark.exists():
+                assert number > 1, f"{call}: no call was intercepted"
                 return
 
 
