@@ -281,7 +281,7 @@ def test_healthy_event_leaves_out_the_entities_of_a_faulty_device(connector: Pla
     assert show_and_read(host) == [every]
 
 
-def test_healthy_event_after_a_restart_leaves_out_the_entities_of_a_restored_fault(
+def test_healthy_event_after_a_restart_spares_hardware_of_restored_fault(
     connector: PlatformConnector, tmp_path: Path
 ) -> None:
     clock, uuid = StepClock(), (("uuid", "GPU-1"),)
