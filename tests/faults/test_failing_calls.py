@@ -94,6 +94,7 @@ RUN_CALLS: Final = {
     "open": (errno.EMFILE,),
     "read": (errno.EIO,),
     "epoll": (errno.ENOSPC,),
+    "inotify": (errno.ENOSPC,),
 }
 """Failed calls of an agent. The errors of frequent calls are few, because each is a start of an agent."""
 RUN_CASES: Final = [
@@ -443,7 +444,7 @@ POD_CASES: Final = [
     for call in POD_CALLS
     for error in POD_CALLS[call]
 ]
-POD_CALLS_MAX: Final = 16
+POD_CALLS_MAX: Final = 8
 """Number of calls of a kind that fail; the thread polls as long as it runs."""
 POD_CLAIMS: Final = tuple(prepared_claim("gpus", device, pods=["u-1"]) for device in ("gpu-0", "gpu-1"))
 POD_USES: Final = ({"u-1": ["gpu-0"]}, {"u-1": ["gpu-1"]})
