@@ -189,7 +189,7 @@ class SnapshotRecorder:
                     )
                     with self._changed:
                         self._closing = is_end = True
-                        self.lost += len(queue) + len(self._queue)
+                        self._lose(len(queue) + len(self._queue))
                         self._queue.clear()
             if is_end:
                 self._end_segment()

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,16 @@ from faults.failing_node import POOL, CallOrder, FailingNode, library, node
 __all__ = ["library", "node", "short_tmp"]
 pytestmark = pytest.mark.timeout(3600)  # hundreds of processes one after the other
 
+
+def cases_of(calls: Mapping[str, tuple[int, ...]]) -> list[Any]:
+    """Return a case of a test for each kind of calls and each of its errors."""
+    return [
+        pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
+        for call in calls
+        for error in calls[call]
+    ]
+
+
 CALLS: Final = {
     "open": (errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.EINTR),
     "read": (errno.EIO, errno.ENODEV, errno.ENOMEM, errno.EINTR),
@@ -84,11 +94,7 @@ CALLS: Final = {
     "mmap": (errno.ENOMEM,),
     "thread": (errno.EAGAIN,),
 }
-CASES: Final = [
-    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
-    for call in CALLS
-    for error in CALLS[call]
-]
+CASES: Final = cases_of(CALLS)
 RUN_CALLS: Final = {
     **CALLS,
     "open": (errno.EMFILE,),
@@ -97,11 +103,7 @@ RUN_CALLS: Final = {
     "inotify": (errno.ENOSPC,),
 }
 """Failed calls of an agent. The errors of frequent calls are few, because each is a start of an agent."""
-RUN_CASES: Final = [
-    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
-    for call in RUN_CALLS
-    for error in RUN_CALLS[call]
-]
+RUN_CASES: Final = cases_of(RUN_CALLS)
 RUN_CALLS_MAX: Final = 40
 """Number of calls of a kind that fail in an agent, which maps memory as long as it runs."""
 RUN_FREQUENT: Final = {"open", "read", "send", "recv", "epoll"}
@@ -214,11 +216,7 @@ HTTP_CALLS: Final = {
     "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES),
     "read": (errno.EIO,),
 }
-HTTP_CASES: Final = [
-    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
-    for call in HTTP_CALLS
-    for error in HTTP_CALLS[call]
-]
+HTTP_CASES: Final = cases_of(HTTP_CALLS)
 HTTP_PATHS: Final = ("/healthz", "/metrics", "/", "/api/v1/report")
 
 
@@ -439,11 +437,7 @@ POD_CALLS: Final = {
     "inotify": (errno.EMFILE, errno.ENOSPC),
     "thread": (errno.EAGAIN,),
 }
-POD_CASES: Final = [
-    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
-    for call in POD_CALLS
-    for error in POD_CALLS[call]
-]
+POD_CASES: Final = cases_of(POD_CALLS)
 POD_CALLS_MAX: Final = 8
 """Number of calls of a kind that fail; the thread polls as long as it runs."""
 POD_CLAIMS: Final = tuple(prepared_claim("gpus", device, pods=["u-1"]) for device in ("gpu-0", "gpu-1"))
@@ -527,22 +521,20 @@ def until_uses(
 # --- a driver that embeds drahealth ------------------------------------------------------------------------
 
 DRIVER_CALLS: Final = {
-    "open": errno.EMFILE,
-    "read": errno.EIO,
-    "write": errno.ENOSPC,
-    "fsync": errno.EIO,
-    "rename": errno.ENOSPC,
-    "socket": errno.EMFILE,
-    "listen": errno.EADDRINUSE,
-    "setsockopt": errno.ENOBUFS,
-    "accept": errno.EMFILE,
-    "inotify": errno.ENOSPC,
+    "open": (errno.EMFILE,),
+    "read": (errno.EIO,),
+    "write": (errno.ENOSPC,),
+    "fsync": (errno.EIO,),
+    "rename": (errno.ENOSPC,),
+    "socket": (errno.EMFILE,),
+    "listen": (errno.EADDRINUSE,),
+    "setsockopt": (errno.ENOBUFS,),
+    "accept": (errno.EMFILE,),
+    "inotify": (errno.ENOSPC,),
 }
 """Failed calls of a driver. Not transfers: grpcio, the fake kubelet's client, waits for a minute if a
 connection is lost right after it was made."""
-DRIVER_CASES: Final = [
-    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}") for call, error in DRIVER_CALLS.items()
-]
+DRIVER_CASES: Final = cases_of(DRIVER_CALLS)
 DRIVER_CALLS_MAX: Final = 8
 """Number of calls of a kind that fail in a driver, from its start on."""
 

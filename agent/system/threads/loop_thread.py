@@ -54,7 +54,7 @@ class LoopThread(ABC):
         self._on_failure = on_failure
         self._thread = DaemonThread(self._run, name)
         self._lock = threading.Lock()  # guards the state shared by start, stop and the thread
-        self._stopping = False
+        self._stopping = threading.Event()
 
     @property
     def is_alive(self) -> bool:
@@ -117,7 +117,7 @@ class AsyncioThread(LoopThread):
             BaseException: ``main`` raised it before it was ready.
         """
         with self._lock:
-            if self._stopping:
+            if self._stopping.is_set():
                 raise self._stopped_error()
             self._start_thread()
         self._ready.result(timeout_s)
@@ -131,7 +131,7 @@ class AsyncioThread(LoopThread):
         Raises BaseException: ``main`` raised it while it was cancelled.
         """
         with self._lock:
-            self._stopping = True
+            self._stopping.set()
             loop, task = self._loop, self._task
         if self._thread.is_alive() and loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just closed by itself
@@ -151,7 +151,7 @@ class AsyncioThread(LoopThread):
             pass
         except BaseException as raised:  # whatever main raises goes to start, stop or on_failure
             error = raised
-        if self._stopping:
+        if self._stopping.is_set():
             self._failure = error
             if not self._ready.done():
                 self._ready.set_exception(self._stopped_error())
@@ -169,7 +169,7 @@ class AsyncioThread(LoopThread):
         loop.set_exception_handler(self._handle_exception)
         with self._lock:
             self._loop, self._task = loop, asyncio.current_task()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
         await self._main(self._set_ready)
 
@@ -217,7 +217,6 @@ class TrioThread(LoopThread):
         super().__init__(on_failure, name)
         self._open_tasks = open_tasks
         self._runs_tasks = False
-        self._stop_requested = threading.Event()
         self._complaints = LogRateLimiter()
         self._stop: Callable[[], None] | None = None
 
@@ -232,8 +231,7 @@ class TrioThread(LoopThread):
             True if the thread has ended; False after the timeout: the thread hangs and is abandoned.
         """
         with self._lock:
-            self._stopping = True
-            self._stop_requested.set()
+            self._stopping.set()
             if self._stop is not None:
                 self._stop()
         return self._join(timeout_s)
@@ -241,7 +239,7 @@ class TrioThread(LoopThread):
     def _run(self) -> None:
         try:
             tasks: Sequence[TrioTask] | None = None
-            while not self._stopping:
+            while not self._stopping.is_set():
                 try:
                     if tasks is None:
                         tasks = self._open_tasks()
@@ -253,10 +251,10 @@ class TrioThread(LoopThread):
                     if count := self._complaints.tick():
                         facts = (self._thread.name, lack, count)
                         log.warning("thread %s: cannot begin: %s; %d attempts failed; will retry", *facts)
-                    self._stop_requested.wait(START_RETRY_S)
+                    self._stopping.wait(START_RETRY_S)
         except BaseException as raised:  # whatever a task raises goes to on_failure
             error = unwrap_error(raised)
-            if self._stopping:
+            if self._stopping.is_set():
                 log.warning(
                     "thread %s: a task failed during shutdown; ignored", self._thread.name, exc_info=error
                 )
@@ -273,7 +271,7 @@ class TrioThread(LoopThread):
 
         with self._lock:
             self._stop = stop_from_thread
-            if self._stopping:
+            if self._stopping.is_set():
                 return
         async with trio.open_nursery() as nursery:
             for task in tasks:
