@@ -9,7 +9,7 @@ from typing import Any
 from agents import Agent, PlainSysfs
 from paper_gpus import GpuNode
 from patience import PATIENCE_S
-from prometheus import free_ports
+from reserved_ports import reserved_port
 from wire.serving import at, device, report
 
 from agent.config.config import Config
@@ -155,15 +155,7 @@ def listening_agent(
     directory: Path, sysfs: PlainSysfs, *flags: str, host: str = "127.0.0.1"
 ) -> Iterator[tuple[Agent, int]]:
     """Start an agent that serves HTTP on a free port."""
-    for port in free_ports():
+    with reserved_port() as port:
         listen = ("--listen", f"{host}:{port}", "--sysfs-root", str(sysfs.root), "--period", "100ms")
-        try:
-            agent = Agent(directory, *listen, *flags, config='[stream]\nheartbeat = "500ms"\n')
-        except AssertionError as error:
-            if "another process listens there" in str(error):
-                continue
-            raise
-        with agent:
+        with Agent(directory, *listen, *flags, config='[stream]\nheartbeat = "500ms"\n') as agent:
             yield agent, port
-        return
-    raise AssertionError("no free port")

@@ -2,9 +2,9 @@
 
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -12,10 +12,9 @@ from urllib.parse import urlencode
 
 import pytest
 from http_client import get
+from reserved_ports import reserved_port
 from wire.serving import eventually
 
-PORTS: Final = range(21_000, 21_400)
-"""Ports below the kernel's range for clients; a server takes the first free one."""
 INTERVAL: Final = "1s"
 
 
@@ -25,21 +24,6 @@ def need(program: str) -> str:
     if path is None:
         pytest.skip(f"{program} is not installed")
     return path
-
-
-def free_ports() -> list[int]:
-    """Return ports on which no process listens now."""
-
-    def is_free(port: int) -> bool:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-        return True
-
-    return [port for port in PORTS if is_free(port)]
 
 
 class Prometheus:
@@ -74,38 +58,32 @@ class Prometheus:
             "scrape_configs": [job],
         }
         (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        self._data = str(directory / "data")
-        for port in free_ports():
+        self._log = directory / "prometheus.log"
+        with ExitStack() as started:
+            port = started.enter_context(reserved_port())
             self.address = ("127.0.0.1", port)
-            with (directory / "prometheus.log").open("wb") as log:
-                self._process = subprocess.Popen(
-                    [
-                        program,
-                        f"--config.file={directory / 'prometheus.yml'}",
-                        f"--storage.tsdb.path={self._data}",
-                        f"--web.listen-address=127.0.0.1:{port}",
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            eventually(self._is_ready_or_ended, "prometheus is ready")
-            if self._process.poll() is None:
-                return
-            text = (directory / "prometheus.log").read_text()
-            assert "address already in use" in text, text
-        raise AssertionError("no free port for Prometheus")
+            log = started.enter_context(self._log.open("wb"))
+            self._process = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={directory / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={directory / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+            started.callback(self._process.wait)
+            started.callback(self._process.kill)
+            eventually(self._is_ready, "prometheus is ready")
+            self._open = started.pop_all()
 
-    def _is_ready_or_ended(self) -> bool:
-        if self._process.poll() is not None:
-            return True
-        try:
-            if get(self.address, "/-/ready").status != 200:
-                return False
-            # the port may be that of another test's server, until this one has noticed and ended
-            return bool(self.get("/api/v1/status/flags")["storage.tsdb.path"] == self._data)
-        except OSError:
-            return False
+    def _is_ready(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
+        with suppress(OSError):
+            return get(self.address, "/-/ready").status == 200
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +91,7 @@ class Prometheus:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._open.close()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the result of an instant query: series with ``metric`` and ``value``."""

@@ -4,11 +4,9 @@ The program is that of ``make test-node``, which builds it. Both processes liste
 this one.
 """
 
-import random
 import signal
-import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +14,7 @@ from typing import Any, Final
 import pytest
 from node_real.programs import BINARIES
 from patience import PATIENCE_S
+from reserved_ports import reserved_port
 from wire.serving import eventually
 
 import drahealth
@@ -26,29 +25,20 @@ ADMIN_TOKEN: Final = "admin-token"
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that were free a moment ago.
-
-    The kernel gives none of them to a client, so they stay free, also while the API server is down.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    for port in random.SystemRandom().sample(range(max(1024, first // 2), first), first // 4):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-        if len(found) == count:
-            return found
-    pytest.skip(f"the kernel gives all ports from {first} on to clients, and no {count} others are free")
-
-
 class RealKubeApi:
-    """Running API server; :attr:`admin` is a client that may do everything."""
+    """API server; :attr:`admin` is a client that may do everything.
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    Args:
+        directory: Directory of its files.
+        ports: Ports of etcd, of its peers, and of the API server.
+        flags: Further flags of the API server.
+    """
+
+    def __init__(self, directory: Path, ports: Sequence[int], *flags: str) -> None:
         self.directory = directory
         self._flags = flags
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._etcd, self._peer, self._port = free_ports(3)
+        self._etcd, self._peer, self._port = ports
 
     @property
     def access(self) -> drahealth.ApiAccess:
@@ -165,9 +155,10 @@ def real_kube_api(directory: Path, *flags: str) -> Iterator[RealKubeApi]:
     """Run an API server with etcd. Skips the test where the program is not built."""
     if not PROGRAM.exists():
         pytest.skip(f"{PROGRAM} does not exist; make test-node builds it")
-    server = RealKubeApi(directory, *flags)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
+    with reserved_port() as etcd, reserved_port() as peer, reserved_port() as port:
+        server = RealKubeApi(directory, (etcd, peer, port), *flags)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()

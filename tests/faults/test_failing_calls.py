@@ -29,7 +29,7 @@ from kubelet import FakeKubelet, Pace
 from kubelet_files import checkpoint
 from own_process import run_in_own_process
 from patience import PATIENCE_S
-from prometheus import free_ports
+from reserved_ports import reserved_port
 from scenarios.machine_files import MachineFiles
 from scenarios.row import Row
 from test_embed_processes import (
@@ -148,11 +148,17 @@ def test_scan_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, cal
             return
 
 
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    """Yield an address of which no other test makes use between two agents of a test."""
+    with reserved_port() as port:
+        yield "127.0.0.1", port
+
+
 @pytest.mark.parametrize(("call", "error"), RUN_CASES)
 def test_run_with_a_failed_call_neither_crashes_nor_lies_and_recovers(
-    node: FailingNode, call: str, error: int
+    node: FailingNode, address: tuple[str, int], call: str, error: int
 ) -> None:
-    address = "127.0.0.1", next(iter(free_ports()))
     flags = ["--runtime-dir", str(node.root / "run"), "--driver", DRIVER, "--table", "never"]
     flags += ["--listen", f"{address[0]}:{address[1]}"]
     log_file = node.mark.with_name("log")
