@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +22,19 @@ from agent.cli.scan import (
     compare_gpus,
     compare_readings,
     confirm_moved,
+    cross_check,
     crosscheck_document,
     gpu_documents,
     read_within,
     render_check,
     render_gpus,
 )
+from agent.config.config import Config
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.reading import Absence, Missing, SourceSample, SourceState
+from agent.model.time import NS
+from agent.native import gpu_watch
 from agent.sources.nvml import NvmlFailure
 from agent.sources.nvml_reference import READERS, ReferenceGpu
 
@@ -368,6 +374,25 @@ def test_constant_difference_of_a_changing_field_is_no_movement(tmp_path, step, 
         [33, 33],
         5,
     )
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "silent"),
+    [
+        (0, "GPU-1 does not answer nvmlDeviceGetTemperature"),
+        (9 * NS, "NVML does not answer nvmlDeviceGetCount"),
+    ],
+)
+def test_library_call_in_progress_is_no_missing_answer(monkeypatch, age_ns, silent):
+    """GPU 1 hangs, while another thread is in a call of the library that began at this time."""
+    now_ns = time.monotonic_ns()
+    hanging = replace(gpu(1), passes=0, call="nvmlDeviceGetTemperature", call_ns=now_ns - 9 * NS)
+    found = native(replace(gpu(0), slow_passes=1), hanging)
+    found = replace(found, count=2, call="nvmlDeviceGetCount", call_ns=now_ns - age_ns)
+    watch = SimpleNamespace(start=lambda: None, read=lambda: found, stop=lambda _: None)
+    monkeypatch.setattr(gpu_watch, "GpuWatch", lambda *_: watch)
+    check = cross_check(Config(node_name="n", gpu_deadline_ns=5 * NS))
+    assert check.not_compared_reason == f"pynvml was not called: {silent}"
 
 
 def test_hung_gpu_is_not_read_with_pynvml(tmp_path):

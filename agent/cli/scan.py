@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from agent.cli.output.json import API_VERSION, ObjectKeys, encode_each, process_documents, report_document
@@ -358,32 +359,34 @@ def cross_check(config: Config) -> GpuReaderComparison:
     from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 
     wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    deadline_ns = config.gpu_deadline_ns
     try:
         options = GpuWatchOptions(
             library=config.nvml_library,
             sysfs_root=config.sysfs_root,
             period_ns=PERIOD_NS,
             slow_ns=PERIOD_NS,
-            deadline_ns=config.gpu_deadline_ns,
+            deadline_ns=deadline_ns,
             retry_ns=NS,
         )
         gpus = GpuWatch(options, wake_fd)
+        read_native = partial(_read_native, gpus, wake_fd, deadline_ns)
         try:
             gpus.start()
-            before = _read_native(gpus, wake_fd, None)
-            if before.call:
+            before = read_native(None)
+            if before.call and (_hangs(before, deadline_ns) or not _is_complete(before, None, deadline_ns)):
                 return GpuReaderComparison(
                     not_compared_reason=f"pynvml was not called: NVML does not answer {before.call}"
                 )
-            if hanging := next(filter(_hangs, before.gpus), None):
+            if hanging := next((gpu for gpu in before.gpus if _hangs(gpu, deadline_ns)), None):
                 name = hanging.uuid or f"GPU {hanging.index}"
                 return GpuReaderComparison(
                     not_compared_reason=f"pynvml was not called: {name} does not answer {hanging.call}"
                 )
-            pynvml, after = _read_pynvml_or_error(config), _read_native(gpus, wake_fd, before)
+            pynvml, after = _read_pynvml_or_error(config), read_native(before)
             check = compare_gpus(before, pynvml, after)
             if any(comparison.agreement is FieldAgreement.MOVED for comparison in check.comparisons):
-                pynvml, last = _read_pynvml_or_error(config), _read_native(gpus, wake_fd, after)
+                pynvml, last = _read_pynvml_or_error(config), read_native(after)
                 check = confirm_moved(check, compare_gpus(after, pynvml, last))
             return check
         finally:
@@ -399,7 +402,7 @@ def _read_pynvml_or_error(config: Config) -> list[ReferenceGpu] | str:
         return str(error)
 
 
-def _read_native(gpus: GpuWatch, wake_fd: int, before: NvmlSample | None) -> NvmlSample:
+def _read_native(gpus: GpuWatch, wake_fd: int, deadline_ns: int, before: NvmlSample | None) -> NvmlSample:
     """Return the readings of the native core (the agent's C code).
 
     Block until each GPU was read again after `before`, or until LIMIT_S has passed.
@@ -407,7 +410,7 @@ def _read_native(gpus: GpuWatch, wake_fd: int, before: NvmlSample | None) -> Nvm
     deadline = time.monotonic() + LIMIT_S
     while True:
         read = gpus.read()
-        if read is not None and _is_complete(read, before):
+        if read is not None and _is_complete(read, before, deadline_ns):
             return read
         if time.monotonic() > deadline:
             if read is None:
@@ -418,17 +421,21 @@ def _read_native(gpus: GpuWatch, wake_fd: int, before: NvmlSample | None) -> Nvm
             os.eventfd_read(wake_fd)
 
 
-def _is_complete(read: NvmlSample, before: NvmlSample | None) -> bool:
+def _is_complete(read: NvmlSample, before: NvmlSample | None, deadline_ns: int) -> bool:
     if read.nvml.state is SourceState.STARTING or len(read.gpus) < read.count:
         return False
     passes = {gpu.index: _complete_passes(gpu) for gpu in before.gpus} if before else {}
     # One pass may have begun before pynvml was called; the next one has not.
     wanted = 2 if before else 1
-    return all(_hangs(gpu) or _complete_passes(gpu) >= passes.get(gpu.index, 0) + wanted for gpu in read.gpus)
+    return all(
+        _hangs(gpu, deadline_ns) or _complete_passes(gpu) >= passes.get(gpu.index, 0) + wanted
+        for gpu in read.gpus
+    )
 
 
-def _hangs(gpu: GpuSample) -> bool:
-    return bool(gpu.call and gpu.overdue)
+def _hangs(read: NvmlSample | GpuSample, deadline_ns: int) -> bool:
+    """Return whether the NVML call in progress, if any, misses its deadline."""
+    return bool(read.call) and time.monotonic_ns() - read.call_ns >= deadline_ns
 
 
 def _complete_passes(gpu: GpuSample) -> int:
