@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,12 +219,11 @@ def test_port_without_link_layer_has_unreadable_counters(files: NicFiles) -> Non
 def soft_roce() -> Iterator[str]:
     """Yield the name of a soft RoCE device on the loopback interface."""
     name = "drahealth_rxe"
-    try:
-        added = subprocess.run(
-            ["rdma", "link", "add", name, "type", "rxe", "netdev", "lo"], capture_output=True, text=True
-        )
-    except FileNotFoundError:
+    if not shutil.which("rdma"):
         pytest.skip("the command rdma is not installed")
+    added = subprocess.run(
+        ["rdma", "link", "add", name, "type", "rxe", "netdev", "lo"], capture_output=True, text=True
+    )
     if added.returncode:
         pytest.skip(f"the kernel creates no soft RoCE device: {added.stderr.strip()}")
     try:
