@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 from agents import Agent, short_tmp
@@ -149,6 +150,16 @@ def open_connection(path: Path, clients: ExitStack) -> bool:
     return True
 
 
+def receives_report(agent: Agent) -> bool:
+    """Return whether a new client gets a report; the agent refuses it while it closes many connections."""
+    with agent.watch_reports() as watcher:
+        try:
+            watcher.next()
+        except grpc.RpcError:
+            return False
+    return True
+
+
 def test_idle_connections_at_the_descriptor_limit_make_no_device_unknown(short_tmp: Path) -> None:
     """Half of the descriptors are a reserve for the agent's sources."""
     wrapper = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")
@@ -163,6 +174,7 @@ def test_idle_connections_at_the_descriptor_limit_make_no_device_unknown(short_t
             path = (agent.health_socket, agent.agent_socket)[number % 2]
             eventually(partial(open_connection, path, clients), "the server accepts")
         eventually(lambda: "connections" in agent.log, "the limit is logged")
+        eventually(partial(receives_report, agent), "connections that wait to be accepted refuse no other")
         with agent.watch_reports() as watcher:
             for _ in range(4):  # reports of heartbeats, each after ten passes
                 devices = watcher.next().devices  # of this machine: another test may set a CPU offline
