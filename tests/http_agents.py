@@ -23,6 +23,7 @@ from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
+    PartsStatus,
     Report,
     SentinelStatus,
     SocketSubscriberCounts,
@@ -69,17 +70,13 @@ class FakeAgent:
             latest=LatestValue(),
             config=lambda: Config(node_name="n"),
             snapshot=lambda: None,
-            nvml_costs=lambda: None,
             consumers=lambda: None,
             pass_durations=dict,
             status=no_status,
             totals=TotalsSinceStart(),
             subscribers=lambda: self.subscribers,
             prepares=dict,
-            config_reload=lambda: None,
-            cluster=lambda: None,
-            nvsentinel=lambda: None,
-            lost_snapshots=lambda: None,
+            parts=PartsStatus,
             history_file=Path("/nonexistent"),
             documents=JsonEncoders(report=lambda shown: {"node": shown.node}),
         )
@@ -128,13 +125,13 @@ def full_agent() -> FakeAgent:
     fake.change(
         snapshot=lambda: snapshot,
         pass_durations=lambda: {"nvml": PassDurations((0, 5, 1, *[0] * 8, 2), 12.5), "idle": NO_PASS},
-        nvml_costs=lambda: NvmlCosts(1.5, 20, 3.0, (NvmlCallCost("fields", 4, 0.5, 0.75),)),
         prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
-        config_reload=lambda: ConfigReload(5.0),
-        nvsentinel=lambda: SentinelStatus("/run/connector.sock", 3),
-        lost_snapshots=lambda: 40,
-        cluster=lambda: ClusterStatus(
-            "drahealth/drahealth-node-a", is_held=True, requests=7, success_wall_s=9.0
+        parts=lambda: PartsStatus(
+            ConfigReload(5.0),
+            ClusterStatus("drahealth/drahealth-node-a", is_held=True, requests=7, success_wall_s=9.0),
+            SentinelStatus("/run/connector.sock", 3),
+            NvmlCosts(1.5, 20, 3.0, (NvmlCallCost("fields", 4, 0.5, 0.75),)),
+            lost_snapshots=40,
         ),
     )
     notes = (NonDeviceCause("node", cause("node.x")), NonDeviceCause("pod 1 (a/b)", cause("cgroup.y")))

@@ -39,6 +39,7 @@ from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
+    PartsStatus,
     Report,
     SentinelStatus,
     SeverityCount,
@@ -494,7 +495,9 @@ def test_status_shows_usage_and_subscribers():
     ],
 )
 def test_status_shows_the_last_reload(reload, line):
-    shown = " ".join(render_status(replace(STATUS, config_reload=reload), PLAIN, now_s=NOW_S).split())
+    shown = " ".join(
+        render_status(replace(STATUS, parts=PartsStatus(config_reload=reload)), PLAIN, now_s=NOW_S).split()
+    )
     assert f"config {line} subscribers" in shown
 
 
@@ -523,7 +526,9 @@ def test_status_shows_the_last_reload(reload, line):
     ],
 )
 def test_status_shows_the_work_at_the_api_server(cluster, line):
-    shown = " ".join(render_status(replace(STATUS, cluster=cluster), PLAIN, now_s=NOW_S).split())
+    shown = " ".join(
+        render_status(replace(STATUS, parts=PartsStatus(cluster=cluster)), PLAIN, now_s=NOW_S).split()
+    )
     assert f"cluster {line} subscribers" in shown
 
 
@@ -535,12 +540,16 @@ def test_status_shows_the_work_at_the_api_server(cluster, line):
     ],
 )
 def test_status_shows_the_events_to_nvsentinel(state, line):
-    shown = " ".join(render_status(replace(STATUS, nvsentinel=state), PLAIN, now_s=NOW_S).split())
+    shown = " ".join(
+        render_status(replace(STATUS, parts=PartsStatus(nvsentinel=state)), PLAIN, now_s=NOW_S).split()
+    )
     assert f"nvsentinel {line} subscribers" in shown
 
 
 def test_status_shows_the_number_of_lost_snapshots():
-    shown = " ".join(render_status(replace(STATUS, lost_snapshots=1040), PLAIN, now_s=NOW_S).split())
+    shown = " ".join(
+        render_status(replace(STATUS, parts=PartsStatus(lost_snapshots=1040)), PLAIN, now_s=NOW_S).split()
+    )
     assert "record 1,040 snapshots lost subscribers" in shown
 
 
@@ -548,12 +557,14 @@ def test_status_shows_the_costs_of_nvml():
     calls = (NvmlCallCost("handle", 1, 1e-5, 2e-5), NvmlCallCost("fields", 10, 0.004, 0.02))
     costs = NvmlCosts(cpu_s=STATUS.cpu_s, switches=1200, period_s=3.2, calls=calls)
     uptime_s = NOW_S - STATUS.started_wall_s
-    shown = " ".join(render_status(replace(STATUS, nvml=costs), PLAIN, now_s=NOW_S).split())
+    shown = " ".join(
+        render_status(replace(STATUS, parts=PartsStatus(nvml=costs)), PLAIN, now_s=NOW_S).split()
+    )
     assert (
         f"nvml {100 * STATUS.cpu_s / uptime_s:.2f} % of a CPU, 1,200 context switches; a pass every 3.2 s; "
         "fields 400 µs CPU in 2,000 µs; handle 10 µs CPU in 20 µs"
     ) in shown
-    assert status_document(replace(STATUS, nvml=costs))["nvml"] == {
+    assert status_document(replace(STATUS, parts=PartsStatus(nvml=costs)))["nvml"] == {
         "cpuSeconds": STATUS.cpu_s,
         "contextSwitches": 1200,
         "periodSeconds": 3.2,

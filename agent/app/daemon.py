@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -36,7 +35,7 @@ from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
 from agent.model.reading import SourceState
-from agent.model.report import AgentStatus, ClusterStatus, Report, SentinelStatus
+from agent.model.report import PartsStatus, Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS
 from agent.node.custom_check_runner import CustomCheckRunner
@@ -162,7 +161,7 @@ class Daemon:
             version=VERSION,
             open_handler=self._sessions.open,
             clear_requests=self._clear_requests,
-            with_parts=self._with_parts,
+            parts=self._parts_status,
             locks=locks,
             sockets=_served_sockets(config),
         )
@@ -386,7 +385,6 @@ class Daemon:
             latest=LatestValue(),
             config=lambda: self._config,
             snapshot=lambda: self._source.newest,
-            nvml_costs=lambda: self._node.nvml_costs(),
             consumers=lambda: self._pods.newest_map,
             pass_durations=lambda: self._node.pass_durations(),
             status=lambda: collect_status(
@@ -395,10 +393,7 @@ class Daemon:
             totals=TotalsSinceStart(),
             subscribers=self._servers.subscribers,
             prepares=self._sessions.prepare_counts,
-            config_reload=lambda: self._reloader.last,
-            cluster=self._cluster_status,
-            nvsentinel=self._nvsentinel_status,
-            lost_snapshots=self._lost_snapshots,
+            parts=self._parts_status,
             history_file=history_file,
             documents=documents,
         )
@@ -414,24 +409,14 @@ class Daemon:
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
         return _Http(view, server, thread)
 
-    def _with_parts(self, status: AgentStatus) -> AgentStatus:
-        return replace(
-            status,
+    def _parts_status(self) -> PartsStatus:
+        return PartsStatus(
             config_reload=self._reloader.last,
-            cluster=self._cluster_status(),
-            nvsentinel=self._nvsentinel_status(),
+            cluster=None if self._cluster is None else self._cluster.status,
+            nvsentinel=None if self._nvsentinel is None else self._nvsentinel.status,
             nvml=self._node.nvml_costs(),
-            lost_snapshots=self._lost_snapshots(),
+            lost_snapshots=None if self._snapshot_recorder is None else self._snapshot_recorder.lost,
         )
-
-    def _nvsentinel_status(self) -> SentinelStatus | None:
-        return self._nvsentinel.status if self._nvsentinel is not None else None
-
-    def _lost_snapshots(self) -> int | None:
-        return None if self._snapshot_recorder is None else self._snapshot_recorder.lost
-
-    def _cluster_status(self) -> ClusterStatus | None:
-        return self._cluster.status if self._cluster is not None else None
 
     def _publish(self, report: Report) -> None:
         """Publish a health report, first to drivers' taints and health streams, then to other receivers."""

@@ -71,7 +71,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         format_count(core.watches, "watch", "watches"),
         f"{format_bytes(core.kernel_bytes)} in the kernel",
     ]
-    reports, lost = "none yet", status.lost_snapshots
+    reports, parts, lost = "none yet", status.parts, status.parts.lost_snapshots
     if status.at:
         reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
     entries = [
@@ -79,10 +79,10 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         ListEntry("usage", ", ".join(usage)),
         ListEntry("core", ", ".join(core_usage)),
         ListEntry("reports", reports),
-        *_config_reload(status.config_reload, now_s),
-        *_nvml(status.nvml, uptime_s),
-        *_cluster(status.cluster, now_s),
-        *_nvsentinel(status.nvsentinel),
+        *_config_reload(parts.config_reload, now_s),
+        *_nvml(parts.nvml, uptime_s),
+        *_cluster(parts.cluster, now_s),
+        *_nvsentinel(parts.nvsentinel),
         *([ListEntry("record", f"{format_count(lost, 'snapshot')} lost")] if lost is not None else ()),
         *(
             ListEntry(

@@ -12,18 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
 from agent.model.consumers import ConsumerMap
-from agent.model.gpu import GpuSample, NvmlCosts, XidCount
+from agent.model.gpu import GpuSample, XidCount
 from agent.model.health import DeviceHealth
 from agent.model.history import STATE_OF_SEVERITY, USABLE, RecordedState
 from agent.model.reading import PassDurations, SourceState
-from agent.model.report import (
-    AgentStatus,
-    ClusterStatus,
-    ConfigReload,
-    Report,
-    SentinelStatus,
-    SocketSubscriberCounts,
-)
+from agent.model.report import AgentStatus, PartsStatus, Report, SocketSubscriberCounts
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
@@ -162,8 +155,6 @@ class AgentView:
     """Function that returns the configuration in effect."""
     snapshot: Callable[[], Snapshot | None]
     """Function that returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
-    nvml_costs: Callable[[], NvmlCosts | None]
-    """Function that returns the costs of the calls to NVML; None: NVML is not called."""
     consumers: Callable[[], ConsumerMap | None]
     """Function that returns the newest map of claims, devices and pods; None: it is not known yet."""
     pass_durations: Callable[[], Mapping[str, PassDurations]]
@@ -176,14 +167,8 @@ class AgentView:
     """Function that returns the number of open streams of each gRPC socket."""
     prepares: Callable[[], Mapping[tuple[str, str, str], int]]
     """Function that returns the number of finished prepares by driver, error class and code."""
-    config_reload: Callable[[], ConfigReload | None]
-    """Function that returns the last reload of the configuration; None: there was none."""
-    cluster: Callable[[], ClusterStatus | None]
-    """Function that returns the status of writes to the API server; None: ``k8s.enabled`` is false."""
-    nvsentinel: Callable[[], SentinelStatus | None]
-    """Function that returns the state of the events to NVSentinel; None: none are sent."""
-    lost_snapshots: Callable[[], int | None]
-    """Function that returns the number of snapshots that were not recorded; None: none are recorded."""
+    parts: Callable[[], PartsStatus]
+    """Function that returns the status of parts of the agent that no report describes."""
     history_file: Path
     """Path of the history file, which agent.store.history_file reads; absent until the first record."""
     documents: JsonEncoders

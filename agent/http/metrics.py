@@ -171,7 +171,7 @@ class MetricsRenderer:
     # --- agent ---------------------------------------------------------------------------------------------
 
     def _agent_rows(self, scrape: _Scrape) -> Iterator[Rows]:
-        report, view = scrape.report, self._view
+        report, view, parts = scrape.report, self._view, self._view.parts()
         dropped: dict[str, int] = {}
         yield _rows(families.BUILD_INFO, [((VERSION, view.config().node_name), 1)])
         yield _rows(families.REPORTS, [((), view.latest.peek()[0])])
@@ -184,14 +184,14 @@ class MetricsRenderer:
             limits, now_ns = GpuLimits(deadline_s=view.config().gpu_deadline_ns / NS), self._clock().mono_ns
             answering = [gpu for gpu in nvml.gpus if is_answering(gpu, limits, now_ns)]
             yield from _gpu_rows(nvml.driver, answering, scrape, dropped)
-        if (costs := view.nvml_costs()) is not None:
+        if (costs := parts.nvml) is not None:
             yield from _nvml_rows(costs)
         yield from _stream_rows(view)
         yield _limit_series(families.PREPARES, _prepares(view.prepares()), families.CODES_MAX, dropped)
-        if (reload := view.config_reload()) is not None:
+        if (reload := parts.config_reload) is not None:
             yield _rows(families.RELOAD_OK, [((), not reload.error)])
             yield _rows(families.RELOAD_TIME, [((), reload.at_wall_s)])
-        if (cluster := view.cluster()) is not None:
+        if (cluster := parts.cluster) is not None:
             yield _rows(families.CLUSTER_LEASE, [((), cluster.is_held)])
             yield _rows(families.CLUSTER_REQUESTS, [((), cluster.requests)])
             yield _rows(families.CLUSTER_FAILURES, [((), cluster.failures)])
@@ -199,10 +199,10 @@ class MetricsRenderer:
             yield _rows(families.CLUSTER_RULES, [((), cluster.taint_rules)])
             if cluster.success_wall_s is not None:
                 yield _rows(families.CLUSTER_SUCCESS, [((), cluster.success_wall_s)])
-        if (nvsentinel := view.nvsentinel()) is not None:
+        if (nvsentinel := parts.nvsentinel) is not None:
             yield _rows(families.NVSENTINEL_EVENTS, [((), nvsentinel.events)])
             yield _rows(families.NVSENTINEL_FAILURES, [((), nvsentinel.failures)])
-        if (lost := view.lost_snapshots()) is not None:
+        if (lost := parts.lost_snapshots) is not None:
             yield _rows(families.RECORD_LOST, [((), lost)])
         counts = self._server()
         yield _rows(families.HTTP_CONNECTIONS, [((), counts.open)])

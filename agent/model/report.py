@@ -129,6 +129,21 @@ class SentinelStatus(NamedTuple):
     """Error of the last call; empty: it succeeded, or there was none."""
 
 
+class PartsStatus(NamedTuple):
+    """Status of parts of the agent that no report describes."""
+
+    config_reload: ConfigReload | None = None
+    """Last reload of the configuration; None: none since the start."""
+    cluster: ClusterStatus | None = None
+    """Status of writes to the API server; None: ``k8s.enabled`` is false."""
+    nvsentinel: SentinelStatus | None = None
+    """State of the events to NVSentinel; None: ``nvsentinel.socket`` is not set."""
+    nvml: NvmlCosts | None = None
+    """Costs of the calls to NVML; None: NVML is not called."""
+    lost_snapshots: int | None = None
+    """Number of snapshots that were not recorded, since the recorder's start; None: none are recorded."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """State of the agent's process, with data from its newest report."""
@@ -159,13 +174,4 @@ class AgentStatus:
     """Number of open health streams by socket, including sockets without streams."""
     repairs: tuple[RepairCount, ...] = ()
     """Number of devices in the newest report by repair, worst first; devices that need none are left out."""
-    config_reload: ConfigReload | None = None
-    """Last reload of the configuration; None: none since the start."""
-    nvsentinel: SentinelStatus | None = None
-    """State of the events to NVSentinel; None: ``nvsentinel.socket`` is not set."""
-    nvml: NvmlCosts | None = None
-    """Costs of the calls to NVML; None: NVML is not called."""
-    cluster: ClusterStatus | None = None
-    """Status of writes to the API server; None: ``k8s.enabled`` is false."""
-    lost_snapshots: int | None = None
-    """Number of snapshots that were not recorded, since the recorder's start; None: none are recorded."""
+    parts: PartsStatus = field(default_factory=PartsStatus)

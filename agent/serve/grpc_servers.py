@@ -16,7 +16,7 @@ from agent.config.config import DRIVERS
 from agent.config.values import check_driver_names
 from agent.errors import ConfigError, DrahealthError, ProbeError
 from agent.model.health import DeviceHealth
-from agent.model.report import AgentStatus, Report, SocketSubscriberCounts
+from agent.model.report import PartsStatus, Report, SocketSubscriberCounts
 from agent.native.health_encoder import HealthColumns, encode_health_columns
 from agent.native.kernel_events import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
@@ -100,7 +100,7 @@ class GrpcServers:
         encode_list: HealthListEncoder = encode_device_health,
         open_handler: Callable[[str], DriverLinkHandler] | None = None,
         clear_requests: ClearRequests | None = None,
-        with_parts: Callable[[AgentStatus], AgentStatus] = lambda status: status,
+        parts: Callable[[], PartsStatus] = PartsStatus,
         locks: Sequence[DirectoryLock] = (),
         sockets: int = 0,
     ) -> None:
@@ -117,7 +117,7 @@ class GrpcServers:
             open_handler: Returns the handler of a driver's calls; called in a thread at the driver's first
                 call. None: the drivers' sockets have no driver link.
             clear_requests: Queue of requests of operators to clear faults; None: faults cannot be cleared.
-            with_parts: Returns a status of the process with the status of the agent's parts, such as NVML.
+            parts: Returns the status of the agent's parts, such as NVML.
             locks: Locks of the agent's directories, which the caller holds. Their files are created again,
                 like the sockets, if another process removes them.
             sockets: Number of sockets that the process serves, with those of other servers; 0: these alone.
@@ -134,7 +134,7 @@ class GrpcServers:
         self._encode = encode_list
         self._open_handler = open_handler
         self._clear_requests = clear_requests
-        self._with_parts = with_parts
+        self._parts = parts
         self._runtime_dir = runtime_dir
         self._locks = tuple(locks)
         self._sockets = sockets
@@ -196,7 +196,7 @@ class GrpcServers:
             version=self._version,
             subscribers=self.subscribers,
             clear_requests=self._clear_requests,
-            with_parts=self._with_parts,
+            parts=self._parts,
         )
         links: dict[str, DriverLinkService] = {}
         if self._open_handler is not None:

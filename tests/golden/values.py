@@ -21,7 +21,14 @@ from agent.model.health import (
 )
 from agent.model.prepare import ErrorClass, FaultTaint, PrepareVerdict, Scope
 from agent.model.reading import SourceSample, SourceState
-from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscriberCounts
+from agent.model.report import (
+    AgentStatus,
+    ConfigReload,
+    PartsStatus,
+    Report,
+    SeverityCount,
+    SocketSubscriberCounts,
+)
 from agent.model.snapshot import NativeCoreStats
 from agent.model.time import NS, Instant
 
@@ -141,7 +148,7 @@ def status() -> AgentStatus:
         CORE,
         214,
         subscribers,
-        config_reload=ConfigReload(NOW_S - 60, "", ("throttle.events: 10 to 5",)),
+        parts=PartsStatus(ConfigReload(NOW_S - 60, "", ("throttle.events: 10 to 5",))),
     )
 
 

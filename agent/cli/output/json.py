@@ -156,6 +156,7 @@ def process_documents(processes: Iterable[ProcessFacts]) -> list[dict[str, Any]]
 
 def status_document(status: AgentStatus) -> dict[str, Any]:
     """Return the agent's state (resource usage, sources, subscribers) as JSON."""
+    parts = status.parts
     return {
         "apiVersion": API_VERSION,
         **STATUS(status),
@@ -163,11 +164,11 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "core": CORE(status.core),
         "cgroups": {"watched": status.groups, **CGROUPS(status.core)},
         "subscribers": [SUBSCRIBER(subscriber) for subscriber in status.subscribers],
-        "configReload": CONFIG_RELOAD(status.config_reload) if status.config_reload else None,
-        "cluster": CLUSTER(status.cluster) if status.cluster else None,
-        "nvsentinel": NVSENTINEL(status.nvsentinel) if status.nvsentinel else None,
-        "lostSnapshots": status.lost_snapshots,
-        "nvml": NVML(status.nvml) if status.nvml else None,
+        "configReload": CONFIG_RELOAD(parts.config_reload) if parts.config_reload else None,
+        "cluster": CLUSTER(parts.cluster) if parts.cluster else None,
+        "nvsentinel": NVSENTINEL(parts.nvsentinel) if parts.nvsentinel else None,
+        "lostSnapshots": parts.lost_snapshots,
+        "nvml": NVML(parts.nvml) if parts.nvml else None,
     }
 
 

@@ -30,6 +30,7 @@ from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
+    PartsStatus,
     RepairCount,
     Report,
     SentinelStatus,
@@ -124,15 +125,18 @@ def decode_status(reply: agent_v1.StatusReply) -> AgentStatus:
             RepairCount(_enum_value(_REPAIR_OF, count.repair, "RepairCount.repair"), count.devices)
             for count in reply.repairs
         ),
-        config_reload=ConfigReload(reload.at_wall_s, reload.error, tuple(reload.changes))
-        if (reload := reply.config_reload).at_wall_s
-        else None,
-        cluster=_cluster_of(reply.cluster) if reply.cluster.lease else None,
-        nvsentinel=SentinelStatus(sent.socket, sent.events, sent.failures, sent.error)
-        if (sent := reply.nvsentinel).socket
-        else None,
-        nvml=_nvml_of(reply.nvml) if reply.nvml.period_s else None,
-        lost_snapshots=reply.lost_snapshots,
+        parts=_parts_of(reply),
+    )
+
+
+def _parts_of(reply: agent_v1.StatusReply) -> PartsStatus:
+    reload, sent = reply.config_reload, reply.nvsentinel
+    return PartsStatus(
+        ConfigReload(reload.at_wall_s, reload.error, tuple(reload.changes)) if reload.at_wall_s else None,
+        _cluster_of(reply.cluster) if reply.cluster.lease else None,
+        SentinelStatus(sent.socket, sent.events, sent.failures, sent.error) if sent.socket else None,
+        _nvml_of(reply.nvml) if reply.nvml.period_s else None,
+        reply.lost_snapshots,
     )
 
 

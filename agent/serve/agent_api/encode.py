@@ -92,6 +92,7 @@ def encode_status(status: AgentStatus) -> bytes:
     tallies = (int_field(1, tally.severity) + int_field(2, tally.devices) for tally in status.tallies)
     subscribers = map(_subscribers, status.subscribers)
     repairs = (int_field(1, REPAIRS[count.repair]) + int_field(2, count.devices) for count in status.repairs)
+    parts = status.parts
     return b"".join(
         (
             string_field(1, status.version),
@@ -110,11 +111,11 @@ def encode_status(status: AgentStatus) -> bytes:
             int_field(14, status.groups),
             *(message_field(15, entry) for entry in subscribers),
             *(message_field(16, count) for count in repairs),
-            *((message_field(17, _config_reload(status.config_reload)),) if status.config_reload else ()),
-            *((message_field(18, _cluster(status.cluster)),) if status.cluster else ()),
-            *((message_field(19, _nvsentinel(status.nvsentinel)),) if status.nvsentinel else ()),
-            *((message_field(20, _nvml(status.nvml)),) if status.nvml else ()),
-            optional_int_field(21, status.lost_snapshots),
+            *((message_field(17, _config_reload(parts.config_reload)),) if parts.config_reload else ()),
+            *((message_field(18, _cluster(parts.cluster)),) if parts.cluster else ()),
+            *((message_field(19, _nvsentinel(parts.nvsentinel)),) if parts.nvsentinel else ()),
+            *((message_field(20, _nvml(parts.nvml)),) if parts.nvml else ()),
+            optional_int_field(21, parts.lost_snapshots),
         )
     )
 

@@ -22,6 +22,7 @@ from agent.model.cleared_faults import NO_LOGIN_UID, ClearResult, Operator
 from agent.model.health import Repair
 from agent.model.report import (
     AgentStatus,
+    PartsStatus,
     RepairCount,
     Report,
     SeverityCount,
@@ -75,7 +76,7 @@ class AgentService:
         version: str,
         subscribers: Callable[[], tuple[SocketSubscriberCounts, ...]],
         clear_requests: ClearRequests | None = None,
-        with_parts: Callable[[AgentStatus], AgentStatus] = lambda status: status,
+        parts: Callable[[], PartsStatus] = PartsStatus,
     ) -> None:
         """Create the service for the command line.
 
@@ -84,7 +85,7 @@ class AgentService:
             version: Version of the agent.
             subscribers: Returns the number of open streams of each socket.
             clear_requests: Queue of requests to clear faults; None: they are refused with UNIMPLEMENTED.
-            with_parts: Returns a status of the process with the status of the agent's parts, such as NVML.
+            parts: Returns the status of the agent's parts, such as NVML.
         """
         self.streams = 0
         """Number of open streams on which the command line receives reports."""
@@ -92,7 +93,7 @@ class AgentService:
         self._version = version
         self._subscribers = subscribers
         self._clear_requests = clear_requests
-        self._with_parts = with_parts
+        self._parts = parts
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -110,7 +111,7 @@ class AgentService:
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
         if isinstance(status, str):
             raise GRPCError(Status.UNAVAILABLE, status)
-        await stream.send_message(encode_status(self._with_parts(status)))
+        await stream.send_message(encode_status(replace(status, parts=self._parts())))
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()
