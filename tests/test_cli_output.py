@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 
-from agent.system.output import describe_exit
+from agent.system.process_stat import describe_exit
 
 AGENT = [sys.executable, "-m", "agent"]
 BENCH = [sys.executable, "-m", "agent.bench"]

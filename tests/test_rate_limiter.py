@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import agent
-from agent.system.timing import LOG_INTERVAL_S, LogRateLimiter, get_logger
+from agent.system.output import LOG_INTERVAL_S, LogRateLimiter, get_logger
 
 
 def test_limiter_reports_first_event_and_then_counts_once_a_minute() -> None:

@@ -60,10 +60,10 @@ from agent.system.files import (
     make_directory,
     open_error_reason,
 )
-from agent.system.output import has_terminal
+from agent.system.output import get_logger, has_terminal
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
-from agent.system.timing import get_logger, read_clocks
+from agent.system.timing import read_clocks
 from agent.version import VERSION
 
 if TYPE_CHECKING:

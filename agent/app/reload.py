@@ -14,9 +14,9 @@ from agent.config.config import SETTINGS, Config, LoadedConfig, Setting
 from agent.errors import ConfigError, DrahealthError
 from agent.model.report import ConfigReload
 from agent.serve.sd_notify import SystemdNotifier
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
-from agent.system.timing import get_logger
 
 VALUE_CHARS: Final = 200
 """Longest text of a value in a log line [characters]; tables of rules can be long."""

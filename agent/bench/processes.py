@@ -29,7 +29,7 @@ from typing import IO, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from agent.bench.file_trees import temporary_directory
 from agent.bench.result import MeasurementError, SuiteOutcome, find_checkout
-from agent.system.output import describe_exit_code
+from agent.system.process_stat import describe_exit_code
 
 DRIVER: Final = "bench.drahealth.example"
 HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"

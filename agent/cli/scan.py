@@ -34,7 +34,7 @@ from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.health import Severity
 from agent.model.reading import Missing, Reading, SourceState, unlisted_sources
 from agent.model.time import NS
-from agent.system.output import describe_exit
+from agent.system.process_stat import describe_exit
 from agent.system.threads.thread_start import DaemonThread
 
 if TYPE_CHECKING:

@@ -39,8 +39,9 @@ from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, A
 from agent.sources.kubectl_files import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import LogRateLimiter, get_logger, random_fraction, read_clocks
+from agent.system.timing import random_fraction, read_clocks
 
 MANAGER: Final = "drahealth"
 """Name of the agent as field manager of objects in the API server, and as source of its events."""

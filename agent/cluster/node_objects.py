@@ -28,7 +28,7 @@ from agent.model.time import NS, Instant, rfc3339
 from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.store.state_files import StateWriteError, write_and_rename
 from agent.system.files import ReadError, read_bounded
-from agent.system.timing import get_logger
+from agent.system.output import get_logger
 
 ALL_DEVICES: Final = "DRADevicesHealthy"
 """Type of the Node's condition about all of its devices."""

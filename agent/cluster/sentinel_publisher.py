@@ -25,8 +25,9 @@ from agent.model.time import NS, Instant
 from agent.serve.platform_connector import entities_of, health_event, send_health_events
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import LogRateLimiter, get_logger, random_fraction, read_clocks
+from agent.system.timing import random_fraction, read_clocks
 
 DEVICE_S: Final = 30.0
 """Shortest time between two events about a device [s]: the limit for a device that flaps."""

@@ -28,7 +28,7 @@ from agent.serve.kube_api.api_server import (
     metadata_of,
     path_of,
 )
-from agent.system.timing import get_logger
+from agent.system.output import get_logger
 
 RULES: Final = "devicetaintrules"
 VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")

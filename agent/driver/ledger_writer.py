@@ -18,8 +18,8 @@ from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.prepare_ledger import PrepareLedger, next_expiry_wall_s
 from agent.store import driver_files
 from agent.store.state_files import StateWriteError
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import get_logger
 
 MAX_DISK_WAIT_S: Final = 1.5
 """Longest time that a caller waits for a read or write of the ledger file [s]."""

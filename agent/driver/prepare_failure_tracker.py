@@ -24,7 +24,8 @@ from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.prepare_ledger import PrepareLedger, health_without_faults
-from agent.system.timing import get_logger, random_fraction
+from agent.system.output import get_logger
+from agent.system.timing import random_fraction
 
 FailureEvidence = BaseException | Sequence[Evidence]
 """Evidence of a failed prepare or unprepare: an exception, or pieces of evidence, the outermost first."""

@@ -25,9 +25,10 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant, rfc3339
 from agent.store.driver_files import load_taints, save_taints
 from agent.store.state_files import StateWriteError
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible, cancellation
-from agent.system.timing import get_logger, random_fraction
+from agent.system.timing import random_fraction
 
 DEBOUNCE_S: Final = 1.0
 """Delay after a change, so that several changes are published together [s]."""

@@ -27,9 +27,10 @@ from agent.model.declared_devices import DriverCheckSample, DriverDevice, EqualR
 from agent.model.health import Finding, Repair, Severity
 from agent.model.time import NS
 from agent.prepare.kubelet_message import exception_text, normalize, shorten
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread, cancellation
-from agent.system.timing import get_logger, random_fraction
+from agent.system.timing import random_fraction
 
 EVERY_MIN_S: Final = 0.1
 EVERY_MAX_S: Final = 3600.0

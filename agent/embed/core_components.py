@@ -30,8 +30,9 @@ from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, 
 from agent.sources.gpu_os_facts import read_boot_id
 from agent.store import driver_files, gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
+from agent.system.output import get_logger
 from agent.system.threads.loop_thread import TrioTask
-from agent.system.timing import get_logger, random_fraction
+from agent.system.timing import random_fraction
 
 MIN_STOP_S: Final = 0.05
 """Least time that each component has to stop, even if an earlier component used up the timeout [s]."""

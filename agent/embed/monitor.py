@@ -43,9 +43,10 @@ from agent.serve.grpc.codec import Codec
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealthService
 from agent.system.files import StrPath, as_path
+from agent.system.output import get_logger
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import TrioThread
-from agent.system.timing import get_logger, read_clocks
+from agent.system.timing import read_clocks
 
 STOPPED: Final = "health monitor stopped"
 """Message of the status UNAVAILABLE that clients get when the monitor stops."""

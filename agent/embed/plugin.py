@@ -36,10 +36,10 @@ from agent.serve.dra_plugin.instance_server import (
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
 from agent.serve.dra_plugin.service import ClaimOperation
 from agent.system.files import StrPath, as_path
+from agent.system.output import get_logger
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import START_LIMIT_S, AsyncioThread
 from agent.system.threads.worker_threads import call_in_thread
-from agent.system.timing import get_logger
 
 T = TypeVar("T")
 

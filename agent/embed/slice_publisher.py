@@ -19,8 +19,9 @@ from agent.model.health import Taints
 from agent.model.json_values import JsonObject
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind, retry_after_s
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import get_logger, random_fraction
+from agent.system.timing import random_fraction
 
 SLICES: Final = "resourceslices"
 COMPARE_S: Final = 60.0

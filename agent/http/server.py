@@ -44,7 +44,7 @@ from agent.serve.sockets import (
     make_socket_directory,
     peer_credentials,
 )
-from agent.system.timing import LogRateLimiter, get_logger
+from agent.system.output import LogRateLimiter, get_logger
 
 if TYPE_CHECKING:
     from agent.http.web_config import WebConfigFile

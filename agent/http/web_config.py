@@ -28,7 +28,7 @@ from agent.config.values import parse_bool
 from agent.errors import ConfigError, suggestion
 from agent.sources.yaml_text import parse_yaml
 from agent.system.files import ReadError, read_bounded, read_credentials
-from agent.system.timing import get_logger
+from agent.system.output import get_logger
 
 FILE_BYTES: Final = 64 << 10
 """Largest accepted web configuration [bytes]."""

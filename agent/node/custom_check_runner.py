@@ -17,9 +17,10 @@ from agent.model.health import Finding
 from agent.model.report import Report
 from agent.model.settings import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
 from agent.sources.check_command import KILL_S, CheckCgroups, CheckCommand, CommandResult, open_check_cgroups
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
-from agent.system.timing import get_logger, random_fraction
+from agent.system.timing import random_fraction
 
 RUNS_MAX: Final = 4
 """Largest number of checks' commands that run at once."""

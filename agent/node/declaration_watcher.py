@@ -23,8 +23,9 @@ from agent.model.time import NS
 from agent.native.kernel_events import watch_directory
 from agent.sources.declaration_file import DIRECTORY, DIRECTORY_MODE, read_declarations
 from agent.system.files import make_directory
+from agent.system.output import get_logger
 from agent.system.threads.trio_calls import call_in_thread_when_possible
-from agent.system.timing import PassTimer, get_logger
+from agent.system.timing import PassTimer
 
 DEBOUNCE_S: Final = 0.1
 """Delay of a read of the directory after a change in it [s]; changes within it cause no further read."""

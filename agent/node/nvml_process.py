@@ -38,9 +38,9 @@ from agent.node.nvml_process_main import (
 )
 from agent.sources.gpu_os_facts import NvidiaPciDevices, read_nvidia_devices
 from agent.system.files import may_exist
-from agent.system.output import describe_exit
+from agent.system.output import get_logger
+from agent.system.process_stat import describe_exit
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import get_logger
 
 MEMORY_MAX: Final = 256 << 20
 """Limit of the child's private writable memory, thread stacks included [bytes]."""

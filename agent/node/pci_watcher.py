@@ -31,9 +31,10 @@ from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.time import NS
 from agent.sources.gpu_os_facts import GpuOsReader, NvidiaPciDevices, read_nvidia_devices
 from agent.sources.pci import RDMA_CLASS, read_nics, read_pci_functions
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.threads.trio_calls import call_in_thread_when_possible
-from agent.system.timing import PassTimer, get_logger
+from agent.system.timing import PassTimer
 
 IDLE_FACTOR: Final = 10
 """Factor by which reads on a machine without GPUs are rarer; a new GPU in NVML triggers one at once."""

@@ -24,8 +24,9 @@ from agent.model.report import Report
 from agent.model.settings import UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile, period_file_path, write_period_file
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import WallClockStepDetector, get_logger, read_boot_clock
+from agent.system.timing import WallClockStepDetector, read_boot_clock
 
 WRITE_S: Final = 300.0
 """Interval of writes to the history file without a change [s]. The observed-period file has the time of the

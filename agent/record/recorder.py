@@ -27,8 +27,9 @@ from agent.record.segment_file import (
     segment_paths,
 )
 from agent.system.files import CheckedDirectory, make_directory, open_error_reason
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter, WallClockStepDetector, get_logger
+from agent.system.timing import WallClockStepDetector
 
 QUEUE_MAX: Final = 1000
 """Largest number of evaluations that wait in memory for the disk."""

@@ -27,8 +27,8 @@ from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.service import HealthListEncoder, HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
 from agent.system.files import DirectoryLock, LockHeld
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.latest_value import LatestValue
-from agent.system.timing import LogRateLimiter, get_logger
 
 SHUTTING_DOWN: Final = "agent shutting down"
 """Text of the UNAVAILABLE status with which streams end when the agent ends."""

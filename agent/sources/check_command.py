@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from agent.native.process import UserIds, spawn, spawn_failure
 from agent.system.files import ReadError, read_bounded
-from agent.system.output import describe_exit
+from agent.system.process_stat import describe_exit
 
 MOUNTS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 """Mount points of cgroup v2, alone or next to v1."""

@@ -28,9 +28,9 @@ from agent.model.persistent_faults import (
 from agent.store import state_files
 from agent.store.state_files import StateWriteError, UnusableFile, decode_json, encode_json, struct_type_of
 from agent.system.files import ReadError, read_bounded
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread_when_possible
-from agent.system.timing import get_logger
 
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1

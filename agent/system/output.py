@@ -1,6 +1,6 @@
-"""Unbuffered standard output and standard error: every write succeeds completely, or raises OutputError.
+"""Loggers of all modules, and unbuffered standard output and standard error.
 
-The module also has the text that states how a process ended.
+Every write to the two outputs succeeds completely, or raises OutputError.
 
 Python's own streams keep unwritten data and retry at interpreter exit, where an error cannot be reported, and
 they ignore writes to a closed descriptor.
@@ -10,15 +10,66 @@ import io
 import logging
 import os
 import select
-import signal
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from agent.errors import OutputError, OutputPipeClosed
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+# --- loggers -----------------------------------------------------------------------------------------------
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module that also runs inside a driver; its calls raise no exception.
+
+    An exception of the driver's handlers, filters or record factory is printed, as logging prints that of a
+    handler of its own: it would end the thread that logs, or replace the result of a prepare.
+    """
+    logger = logging.getLogger(name)
+    write = logger._log
+
+    def write_safely(level: int, msg: object, args: Any, stacklevel: int = 1, **options: Any) -> None:
+        try:
+            write(level, msg, args, stacklevel=stacklevel + 1, **options)
+        except Exception:
+            logging.Handler().handleError(logging.LogRecord(name, level, "", 0, msg, args, None))
+
+    logger._log = write_safely  # type: ignore[assignment, method-assign]
+    return logger
+
+
+LOG_INTERVAL_S: Final = 60.0
+"""Shortest time between two log lines of one LogRateLimiter [s]."""
+
+
+class LogRateLimiter:
+    """Rate limiter of a repeated log line: at most one line a minute. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._unreported = 0
+        self._next = -float("inf")
+
+    def tick(self) -> int:
+        """Count an event; return the number of events to log now, or 0 if the line must not be logged yet.
+
+        The number includes this event and all events since the last log line.
+        """
+        self._unreported += 1
+        now = self._clock()
+        if now < self._next:
+            return 0
+        count, self._unreported = self._unreported, 0
+        self._next = now + LOG_INTERVAL_S
+        return count
+
+
+# --- standard output and standard error ------------------------------------------------------------------
 
 STANDARD_STREAM_NAMES: Final = ("standard input", "standard output", "standard error")
 
@@ -56,21 +107,6 @@ def print_last_error(text: str) -> None:
     """Print a line on standard error; a failure to write is ignored."""
     with suppress(OutputError):
         sys.stderr.write(f"{text}\n")
-
-
-def describe_exit(wait_status: int) -> str:
-    """Return how a process ended, such as ``was killed by SIGSEGV``, from its status of waitpid(2)."""
-    return describe_exit_code(os.waitstatus_to_exitcode(wait_status))
-
-
-def describe_exit_code(code: int) -> str:
-    """Return how a process ended from its exit code, or the negative number of the signal that killed it."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-code}"
 
 
 class DescriptorStream(io.BufferedIOBase):

@@ -1,12 +1,11 @@
-"""Clocks, detection of wall-clock steps, random delays, loggers and a rate limit, durations of readings."""
+"""Clocks, detection of wall-clock steps, random delays, durations of readings."""
 
-import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import SystemRandom
-from typing import Any, Final
+from typing import Final
 
 from agent.model.reading import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
@@ -52,57 +51,8 @@ It does not use Python's global generator, which an embedding driver may have se
 """
 
 
-def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module that also runs inside a driver; its calls raise no exception.
-
-    An exception of the driver's handlers, filters or record factory is printed, as logging prints that of a
-    handler of its own: it would end the thread that logs, or replace the result of a prepare.
-    """
-    logger = logging.getLogger(name)
-    write = logger._log
-
-    def write_safely(level: int, msg: object, args: Any, stacklevel: int = 1, **options: Any) -> None:
-        try:
-            write(level, msg, args, stacklevel=stacklevel + 1, **options)
-        except Exception:
-            logging.Handler().handleError(logging.LogRecord(name, level, "", 0, msg, args, None))
-
-    logger._log = write_safely  # type: ignore[assignment, method-assign]
-    return logger
-
-
-LOG_INTERVAL_S: Final = 60.0
-"""Shortest time between two log lines of one LogRateLimiter [s]."""
-
-
-class LogRateLimiter:
-    """Rate limiter of a repeated log line: at most one line a minute. Not thread-safe."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._unreported = 0
-        self._next = -float("inf")
-
-    def tick(self) -> int:
-        """Count an event; return the number of events to log now, or 0 if the line must not be logged yet.
-
-        The number includes this event and all events since the last log line.
-        """
-        self._unreported += 1
-        now = self._clock()
-        if now < self._next:
-            return 0
-        count, self._unreported = self._unreported, 0
-        self._next = now + LOG_INTERVAL_S
-        return count
-
-
 class PassTimer:
-    """Timer of one source's readings (passes), with a histogram. One thread measures, any thread reads.
-
-    Args:
-        source: Name of the source.
-    """
+    """Timer of one source's readings (passes), with a histogram. One thread measures, any thread reads."""
 
     def __init__(self, source: str) -> None:
         self.source: Final = source

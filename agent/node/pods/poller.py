@@ -49,8 +49,8 @@ from agent.node.pods.queries import (
     query_kubelet,
 )
 from agent.sources.pod_cgroups import live_pods_in_snapshot
+from agent.system.output import get_logger
 from agent.system.threads.worker_threads import HungGuard, timeout_text
-from agent.system.timing import get_logger
 
 PODS_MAX: Final = 4
 """Largest number of pods that one log line names as affected, and again as possibly affected."""

@@ -18,8 +18,9 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.system.files import may_exist
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import PassTimer, get_logger
+from agent.system.timing import PassTimer
 
 if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap

@@ -16,8 +16,9 @@ from agent.model.report import Report
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile
+from agent.system.output import get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import WallClockStepDetector, get_logger
+from agent.system.timing import WallClockStepDetector
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.prepare.errors import TransientError
 from agent.system.files import CheckedDirectory, unlock_and_close
-from agent.system.timing import get_logger
+from agent.system.output import get_logger
 
 log = get_logger(__name__)
 

@@ -40,9 +40,9 @@ from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.embedded_service import SERVICES
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, make_socket_directory
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import SerialWorker
-from agent.system.timing import LogRateLimiter, get_logger
 
 
 class PluginPaths(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.errors import DriverError
-from agent.system.timing import get_logger
+from agent.system.output import get_logger
 
 log = get_logger(__name__)
 

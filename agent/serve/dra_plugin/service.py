@@ -40,7 +40,7 @@ from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from agent.serve.grpc.hardened import HardenedStream, send_shared_message
 from agent.serve.grpc.wire import message_field
-from agent.system.timing import LogRateLimiter, get_logger
+from agent.system.output import LogRateLimiter, get_logger
 
 RUNS_LIMIT: Final = 256
 """Largest number of prepares and unprepares in progress, each in a thread: only a hung driver reaches it."""

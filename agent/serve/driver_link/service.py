@@ -20,9 +20,9 @@ from agent.errors import LACK_ERRNOS, ConfigError, DrahealthError, ResourceBusyE
 from agent.model.health import Taints
 from agent.serve.driver_link.handler_interface import DriverLinkHandler, TooManyDevices
 from agent.serve.grpc.hardened import HardenedStream, send_shared_message
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import PoolFull, WorkerPool
-from agent.system.timing import LogRateLimiter, get_logger
 
 T = TypeVar("T")
 

@@ -59,7 +59,7 @@ from hyperframe.frame import (
 )
 
 from agent.serve.sockets import longest_wait_of_largest_peer
-from agent.system.timing import LogRateLimiter, get_logger
+from agent.system.output import LogRateLimiter, get_logger
 
 log = get_logger(__name__)
 

@@ -39,7 +39,7 @@ from agent.serve.sockets import (
     largest_peers,
     peer_credentials,
 )
-from agent.system.timing import LogRateLimiter, get_logger
+from agent.system.output import LogRateLimiter, get_logger
 
 CLOSING_LIMIT: Final = 16
 """Largest number of connections in the process of closing for a new one to be accepted."""

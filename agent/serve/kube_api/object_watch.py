@@ -16,7 +16,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from agent.errors import ApiError, ApiUnreachableError
-from agent.system.timing import get_logger, random_fraction
+from agent.system.output import get_logger
+from agent.system.timing import random_fraction
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse

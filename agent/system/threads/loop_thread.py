@@ -12,8 +12,8 @@ from typing import Any, Final
 import trio
 
 from agent.errors import LACK_ERRNOS, ProbeError, unwrap_error
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import LogRateLimiter, get_logger
 
 _LACK_ERRNOS: Final = LACK_ERRNOS | {errno.ENOSPC}
 """Errnos of accept() and epoll_ctl() when descriptors, memory or the watches of a user are used up.

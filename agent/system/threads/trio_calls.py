@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter, get_logger
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
+from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter, get_logger
 
 T = TypeVar("T")
 
