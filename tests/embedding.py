@@ -89,7 +89,7 @@ def codes(device: DeviceHealth) -> list[str]:
     return [cause.code for cause in device.causes]
 
 
-class Hosting:
+class DriverServer:
     """A driver's own server in a thread of its own: plain grpclib, with what the monitor gives it."""
 
     def __init__(self, path: Path, service: Any, codec: Any) -> None:
