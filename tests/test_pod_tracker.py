@@ -82,13 +82,13 @@ def unhealthy_device(name: str, driver: str = DRIVER, health: Health = Health.UN
     return device(name, driver=driver, pool=NODE, health=health, severity=Severity.UNHEALTHY, causes=(cause,))
 
 
-class Following:
+class RunningTracker:
     """Running tracker with a count of its wakes and its log lines."""
 
     def __init__(
         self, config: Config, log: pytest.LogCaptureFixture, record: MapRecorder | None = None
     ) -> None:
-        self.watch = PodTracker(config, clock=read_clocks, record=record)
+        self.tracker = PodTracker(config, clock=read_clocks, record=record)
         self.wakes = 0
         self._log = log
 
@@ -96,38 +96,38 @@ class Following:
         self.wakes += 1
 
     @contextmanager
-    def run_watch(self) -> Iterator[None]:
-        self.watch.start(self._wake)
+    def run(self) -> Iterator[None]:
+        self.tracker.start(self._wake)
         try:
             yield
         finally:
-            assert self.watch.stop(PATIENCE_S)
+            assert self.tracker.stop(PATIENCE_S)
 
     @property
     def state(self) -> SourceState | None:
-        sample = self.watch.sample
+        sample = self.tracker.sample
         return sample.source.state if sample else None
 
     @property
     def detail(self) -> str:
-        sample = self.watch.sample
+        sample = self.tracker.sample
         return sample.source.detail if sample else ""
 
     @property
     def passes(self) -> int:
-        sample = self.watch.sample
+        sample = self.tracker.sample
         return sample.source.passes if sample else 0
 
     @property
     def uses(self) -> dict[str, list[str]]:
-        sample = self.watch.sample
+        sample = self.tracker.sample
         return (
             {uid: [entry.device for entry in found] for uid, found in sample.uses.items()} if sample else {}
         )
 
     @property
     def names(self) -> Mapping[str, str]:
-        sample = self.watch.sample
+        sample = self.tracker.sample
         return sample.names if sample else {}
 
     @property
@@ -135,7 +135,7 @@ class Following:
         return [record.message for record in self._log.records if record.name.startswith(LOGGERS)]
 
     def take(self, *devices: DeviceHealth) -> None:
-        self.watch.handle_report(report(devices))
+        self.tracker.handle_report(report(devices))
 
     def until_uses(self, expected: dict[str, list[str]]) -> None:
         eventually(lambda: self.uses == expected, f"{expected} are used")
@@ -155,93 +155,95 @@ def config_of(kubelet: Kubelet, **changes: Any) -> Config:
     return Config(node_name=NODE, **{**roots, **places, **changes})
 
 
-Make = Callable[..., Following]
+MakeTracker = Callable[..., RunningTracker]
 
 
 @pytest.fixture
-def follow(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> Make:
+def make_tracker(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> MakeTracker:
     caplog.set_level(logging.INFO, "agent")
 
-    def make(record: MapRecorder | None = None, **changes: Any) -> Following:
-        return Following(config_of(kubelet, **changes), caplog, record)
+    def make(record: MapRecorder | None = None, **changes: Any) -> RunningTracker:
+        return RunningTracker(config_of(kubelet, **changes), caplog, record)
 
     return make
 
 
 @pytest.fixture
-def following(follow: Make) -> Iterator[Following]:
+def tracker(make_tracker: MakeTracker) -> Iterator[RunningTracker]:
     """Tracker on a node whose kubelet has prepared nothing yet."""
-    made = follow()
-    with made.run_watch():
+    made = make_tracker()
+    with made.run():
         yield made
 
 
 # --- uses of devices ---------------------------------------------------------------------------------
 
 
-def test_claims_prepared_before_start_are_known(kubelet: Kubelet, follow: Make) -> None:
+def test_claims_prepared_before_start_are_known(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
-    following = follow()
-    with following.run_watch():
-        following.until_uses({"u-1": ["gpu-0", "gpu-1"]})
-        assert following.state is SourceState.OK
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0", "gpu-1"]})
+        assert tracker.state is SourceState.OK
 
 
-def test_claim_prepared_later_is_noticed_at_once(kubelet: Kubelet, follow: Make) -> None:
+def test_claim_prepared_later_is_noticed_at_once(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint()
-    following = follow()
-    with following.run_watch():
-        following.until_state(SourceState.OK)
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.until_state(SourceState.OK)
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
-        following.until_uses({"u-1": ["gpu-0"], "u-2": ["gpu-0"]})
+        tracker.until_uses({"u-1": ["gpu-0"], "u-2": ["gpu-0"]})
         kubelet.write_checkpoint()
-        following.until_uses({})
+        tracker.until_uses({})
 
 
-def test_pod_names_and_owners_come_from_any_source_that_has_them(kubelet: Kubelet, follow: Make) -> None:
+def test_pod_names_and_owners_come_from_any_source_that_has_them(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow()
-    with kubelet.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]))), following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
-        eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
+    tracker = make_tracker()
+    with kubelet.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]))), tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
+        eventually(lambda: tracker.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
 
 
-def test_ended_pod_is_noticed_without_checkpoint_write(kubelet: Kubelet, follow: Make) -> None:
+def test_ended_pod_is_noticed_without_checkpoint_write(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     phases: list[str] = []
 
     def note(known: ConsumerMap, _report: Report, _now: Instant) -> None:
         phases.extend(view.known.phase for view in known.pods.values() if view.known)
 
-    following = follow(record=note)
-    following.take(healthy("gpu-0"))
-    with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, following.run_watch():
+    tracker = make_tracker(record=note)
+    tracker.take(healthy("gpu-0"))
+    with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, tracker.run():
         stream = api.stream()
         for wire_event in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
             stream.put(wire_event)
-        eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
+        eventually(lambda: tracker.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
         stream.put(event("MODIFIED", pod_bytes("u-1", claims=["gpus"], phase="Succeeded")))
         eventually(lambda: phases[-1:] == ["Succeeded"], "it has ended")
 
 
-def test_reserved_claim_is_not_in_use(kubelet: Kubelet, follow: Make) -> None:
+def test_reserved_claim_is_not_in_use(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(
         prepared_claim("other", "gpu-0", pods=["u-1"]), prepared_claim("gpus", pods=["u-2"])
     )
-    following = follow()
-    with kubelet.sockets(podresources_answer(), pods_answer(("u-2", ["gpus"]))), following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
+    tracker = make_tracker()
+    with kubelet.sockets(podresources_answer(), pods_answer(("u-2", ["gpus"]))), tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
 
 
-def test_poll_without_change_does_not_wake_the_core(kubelet: Kubelet, follow: Make) -> None:
+def test_poll_without_change_does_not_wake_the_core(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow(pods_period_ns=10**9)
-    with following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
-        eventually(lambda: following.wakes == 1, "the core is woken")
-        passes = following.passes
-        eventually(lambda: following.passes >= passes + 2, "two more poller")
-        assert following.wakes == 1
+    tracker = make_tracker(pods_period_ns=10**9)
+    with tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
+        eventually(lambda: tracker.wakes == 1, "the core is woken")
+        passes = tracker.passes
+        eventually(lambda: tracker.passes >= passes + 2, "two more polls")
+        assert tracker.wakes == 1
 
 
 QUIET_NODE: Final = """
@@ -266,16 +268,16 @@ def test_node_without_kubelet_claims_imports_nothing(kubelet: Kubelet) -> None:
     assert (done.stdout, done.stderr) == ("absent True []\n", "")
 
 
-def test_replaced_kubelet_directory_is_followed(kubelet: Kubelet, follow: Make) -> None:
+def test_replaced_kubelet_directory_is_followed(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow()
-    with following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
         kubelet.kubelet.rename(kubelet.root / "before")
         kubelet.kubelet.mkdir()
-        following.until_uses({})
+        tracker.until_uses({})
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-2"]))
-        following.until_uses({"u-2": ["gpu-1"]})
+        tracker.until_uses({"u-2": ["gpu-1"]})
 
 
 def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
@@ -365,10 +367,10 @@ def inotifies() -> set[str]:
     return {number for number, what in descriptors() if what == "anon_inode:inotify"}
 
 
-def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, follow: Make) -> None:
+def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint()
     before = inotifies()
-    with follow().run_watch():
+    with make_tracker().run():
         eventually(lambda: not inotifies() <= before, "something is watched")
     assert inotifies() <= before
 
@@ -376,30 +378,32 @@ def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, follow: Make) -> None:
 # --- failures ---------------------------------------------------------------------------------------
 
 
-def test_unreadable_directory_is_reported_and_retried(kubelet: Kubelet, follow: Make, tmp_path: Path) -> None:
+def test_unreadable_directory_is_reported_and_retried(
+    kubelet: Kubelet, make_tracker: MakeTracker, tmp_path: Path
+) -> None:
     """Return a path that no file system allows."""
-    following = follow(kubelet_dir=tmp_path / ("k" * 256), pods_period_ns=10**9)
-    with following.run_watch():
-        following.until_state(SourceState.FAILING)
-        eventually(lambda: following.passes >= 2, "it goes on")
-    assert "File name too long" in following.detail
-    assert "mistake" not in following.detail
+    tracker = make_tracker(kubelet_dir=tmp_path / ("k" * 256), pods_period_ns=10**9)
+    with tracker.run():
+        tracker.until_state(SourceState.FAILING)
+        eventually(lambda: tracker.passes >= 2, "it goes on")
+    assert "File name too long" in tracker.detail
+    assert "mistake" not in tracker.detail
 
 
-def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, follow: Make) -> None:
+def test_internal_error_is_logged_once_and_polling_goes_on(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow(pods_period_ns=10**9)
-    with following.run_watch():
+    tracker = make_tracker(pods_period_ns=10**9)
+    with tracker.run():
         devices = (unhealthy_device("gpu-0"),)
-        following.watch.handle_report(Report(NODE, read_clocks(), devices, declaring=None))  # type: ignore[arg-type]
-        following.until_state(SourceState.FAILING)
-        eventually(lambda: following.passes >= 6, "three poller")
-        assert following.uses == {"u-1": ["gpu-0"]}
-        following.take(unhealthy_device("gpu-0", health=Health.UNKNOWN))
-        eventually(lambda: following.state is SourceState.OK and len(following.lines) == 2, "it goes on")
-    assert (
-        following.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
-    )
+        tracker.tracker.handle_report(Report(NODE, read_clocks(), devices, declaring=None))  # type: ignore[arg-type]
+        tracker.until_state(SourceState.FAILING)
+        eventually(lambda: tracker.passes >= 6, "three polls")
+        assert tracker.uses == {"u-1": ["gpu-0"]}
+        tracker.take(unhealthy_device("gpu-0", health=Health.UNKNOWN))
+        eventually(lambda: tracker.state is SourceState.OK and len(tracker.lines) == 2, "it goes on")
+    assert tracker.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
 
 
 def test_query_without_free_thread_is_retried() -> None:
@@ -421,66 +425,66 @@ def test_recording_without_free_thread_is_retried() -> None:
     eventually(lambda: taken == [2], "the newest is taken")
 
 
-def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: Make) -> None:
+def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow()
+    tracker = make_tracker()
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
-    with following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
+    with tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
         file.write_bytes(file.read_bytes()[:-20])  # half of the file
-        following.until_state(SourceState.FAILING)
-        assert following.detail.startswith(f"claims checkpoint {file}: is not JSON: ")
-        assert following.uses == {"u-1": ["gpu-0"]}
+        tracker.until_state(SourceState.FAILING)
+        assert tracker.detail.startswith(f"claims checkpoint {file}: is not JSON: ")
+        assert tracker.uses == {"u-1": ["gpu-0"]}
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
-        following.until_uses({"u-1": ["gpu-1"]})
-        assert following.state is SourceState.OK
+        tracker.until_uses({"u-1": ["gpu-1"]})
+        assert tracker.state is SourceState.OK
 
 
 def test_claims_above_the_limit_are_reported(
-    kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
+    kubelet: Kubelet, make_tracker: MakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubelet_files, "CLAIMS_MAX", 1)  # thousands of claims would take the test's time
     kubelet.write_checkpoint(
         *(prepared_claim(f"c-{number}", "gpu-0", pods=[f"u-{number}"]) for number in range(3))
     )
-    following = follow()
+    tracker = make_tracker()
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
-    with following.run_watch():
-        following.until_uses({"u-0": ["gpu-0"]})
-        assert (following.state, following.detail) == (
+    with tracker.run():
+        tracker.until_uses({"u-0": ["gpu-0"]})
+        assert (tracker.state, tracker.detail) == (
             SourceState.FAILING,
             f"claims checkpoint {file}: has 3 claims, of which 2 exceed a limit: 1 claims, 1048576 bytes of "
             "a claim, 131072 pods and devices of all claims; the pods of 2 claims are not known",
         )
 
 
-def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, follow: Make) -> None:
+def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     os.mkfifo(file)
-    following = follow()
-    with following.run_watch():
-        following.until_state(SourceState.FAILING)
-        assert following.detail == f"{file}: is not a regular file"
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.until_state(SourceState.FAILING)
+        assert tracker.detail == f"{file}: is not a regular file"
 
 
 def test_hung_checkpoint_costs_only_its_own_answer(
-    kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
+    kubelet: Kubelet, make_tracker: MakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_answers(monkeypatch, SOCKET_TIMEOUT_S, DISK_TIMEOUT_S)
     held, before = threading.Event(), set(threading.enumerate())
     file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     file.touch()
-    following = follow(pods_period_ns=10**9)
+    tracker = make_tracker(pods_period_ns=10**9)
     with ExitStack() as stack:
         try:
             stack.enter_context(hung_file(file, held.is_set))
         except OSError as error:
             pytest.skip(f"no FUSE, or nothing may be mounted: {error}")
-        stack.enter_context(following.run_watch())
-        following.until_state(SourceState.FAILING)
-        assert following.detail == f"{file}: no answer within 5 s"
-        passes = following.passes
-        eventually(lambda: following.passes >= passes + 2, "it is not waited for twice")
+        stack.enter_context(tracker.run())
+        tracker.until_state(SourceState.FAILING)
+        assert tracker.detail == f"{file}: no answer within 5 s"
+        passes = tracker.passes
+        eventually(lambda: tracker.passes >= passes + 2, "it is not waited for twice")
 
         def reading_threads() -> list[str]:
             return [
@@ -495,61 +499,63 @@ def test_hung_checkpoint_costs_only_its_own_answer(
 
 
 def test_silent_pods_api_costs_only_pod_names(
-    kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
+    kubelet: Kubelet, make_tracker: MakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_answers(monkeypatch, SOCKET_TIMEOUT_S, 2 * PATIENCE_S)
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     socket = kubelet.kubelet / pods_api.SOCKET
-    following = follow()
-    with silent_servers(socket), following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
-        assert (following.state, following.detail) == (
+    tracker = make_tracker()
+    with silent_servers(socket), tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
+        assert (tracker.state, tracker.detail) == (
             SourceState.FAILING,
             f"{socket}: no answer within 2 s",
         )
 
 
-def test_pod_names_stay_known_while_the_pods_api_is_absent(kubelet: Kubelet, follow: Make) -> None:
+def test_pod_names_stay_known_while_the_pods_api_is_absent(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     """The tracker also has the name of a pod without devices, because a note may be about it."""
     kubelet.write_checkpoint()
-    following = follow()
+    tracker = make_tracker()
     with ExitStack() as stack:
         with kubelet.sockets(podresources_answer(), pods_answer(("u-1", []), ("u-2", []))):
-            stack.enter_context(following.run_watch())
-            eventually(lambda: len(following.names) == 2, "the names are known")
+            stack.enter_context(tracker.run())
+            eventually(lambda: len(tracker.names) == 2, "the names are known")
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-        following.until_uses({"u-1": ["gpu-0"]})
-        assert following.names == {"u-1": "team-a/pod-u-1", "u-2": "team-a/pod-u-2"}
+        tracker.until_uses({"u-1": ["gpu-0"]})
+        assert tracker.names == {"u-1": "team-a/pod-u-1", "u-2": "team-a/pod-u-2"}
         with kubelet.sockets(podresources_answer(), pods_answer(("u-1", []))):
             kubelet.write_checkpoint()
-            eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "a gone pod is forgotten")
+            eventually(lambda: tracker.names == {"u-1": "team-a/pod-u-1"}, "a gone pod is forgotten")
 
 
-def test_stop_is_immediate_while_sources_hang(kubelet: Kubelet, follow: Make) -> None:
+def test_stop_is_immediate_while_sources_hang(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint()
-    following = follow(pods_period_ns=10**9)
+    tracker = make_tracker(pods_period_ns=10**9)
     socket = kubelet.kubelet / pods_api.SOCKET
     with silent_servers(socket):
-        following.watch.start(lambda: None)
+        tracker.tracker.start(lambda: None)
         eventually(lambda: connections(socket) == 2, "the list of pods is asked for, and the watch")
-        assert following.watch.stop(PATIENCE_S)  # half of the time that an answer may take here
+        assert tracker.tracker.stop(PATIENCE_S)  # half of the time that an answer may take here
 
 
-def test_stop_before_start_returns_true(follow: Make) -> None:
-    assert follow().watch.stop(0)
+def test_stop_before_start_returns_true(make_tracker: MakeTracker) -> None:
+    assert make_tracker().tracker.stop(0)
 
 
-def test_restarted_kubelet_is_followed(kubelet: Kubelet, follow: Make) -> None:
+def test_restarted_kubelet_is_followed(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow(pods_period_ns=10**9)
-    with following.run_watch():
+    tracker = make_tracker(pods_period_ns=10**9)
+    with tracker.run():
         for uid in ("u-2", "u-3"):
             with kubelet.sockets(podresources_answer(), pods_answer(("u-1", ["gpus"]), (uid, []))):
-                eventually(lambda uid=uid: uid in following.names, "the pods API answers")  # type: ignore[misc]
-            ended = following.passes + 2  # the next one may have begun before
-            eventually(lambda ended=ended: following.passes >= ended, "it is gone")  # type: ignore[misc]
-            assert following.names == {"u-1": "team-a/pod-u-1", uid: f"team-a/pod-{uid}"}
-        following.until_uses({"u-1": ["gpu-0"]})
+                eventually(lambda uid=uid: uid in tracker.names, "the pods API answers")  # type: ignore[misc]
+            ended = tracker.passes + 2  # the next one may have begun before
+            eventually(lambda ended=ended: tracker.passes >= ended, "it is gone")  # type: ignore[misc]
+            assert tracker.names == {"u-1": "team-a/pod-u-1", uid: f"team-a/pod-{uid}"}
+        tracker.until_uses({"u-1": ["gpu-0"]})
 
 
 # --- affected pods -----------------------------------------------------------------------------------------
@@ -569,23 +575,23 @@ def pods_api_of_job(uid: str, claim: str, owner: str) -> Callable[[], Any]:
     return lambda: answer
 
 
-def test_unhealthy_device_logs_its_pod_in_one_line(kubelet: Kubelet, follow: Make) -> None:
+def test_unhealthy_device_logs_its_pod_in_one_line(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
-    following = follow()
+    tracker = make_tracker()
     with (
         kubelet.sockets(podresources_answer(), pods_api_of_job("u-1", "gpus", "train")),
-        following.run_watch(),
+        tracker.run(),
     ):
-        following.take(healthy("gpu-3"), healthy("gpu-4"))
-        following.until_uses({"u-1": ["gpu-3"]})
-        eventually(lambda: following.names == {"u-1": "team-a/train-0"}, "its name is known")
-        following.take(unhealthy_device("gpu-3"), unhealthy_device("gpu-4"))
-        eventually(lambda: len(following.lines) == 1, "a line")
-        following.take(healthy("gpu-3"), healthy("gpu-4"))
-        eventually(lambda: len(following.lines) == 2, "another")
+        tracker.take(healthy("gpu-3"), healthy("gpu-4"))
+        tracker.until_uses({"u-1": ["gpu-3"]})
+        eventually(lambda: tracker.names == {"u-1": "team-a/train-0"}, "its name is known")
+        tracker.take(unhealthy_device("gpu-3"), unhealthy_device("gpu-4"))
+        eventually(lambda: len(tracker.lines) == 1, "a line")
+        tracker.take(healthy("gpu-3"), healthy("gpu-4"))
+        eventually(lambda: len(tracker.lines) == 2, "another")
     name = f"{DRIVER}/{NODE}/gpu-3"
     who = "team-a/train-0 (Job train, claim team-a/gpus: container main)"
-    assert following.lines == [
+    assert tracker.lines == [
         f"{name} is Unhealthy (gpu.xid.79): affects {who}",
         f"{name} is Healthy again; used by {who}",
     ]
@@ -606,69 +612,75 @@ def test_ended_pod_is_not_affected() -> None:
         )
 
 
-def test_device_of_served_driver_without_declarations_is_the_hosts(kubelet: Kubelet, follow: Make) -> None:
+def test_device_of_served_driver_without_declarations_is_the_hosts(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
-    following = follow(drivers=(DRIVER,))
-    with following.run_watch():
-        following.take(unhealthy_device("gpu-3", driver=""))
-        eventually(lambda: len(following.lines) == 1, "a line")
+    tracker = make_tracker(drivers=(DRIVER,))
+    with tracker.run():
+        tracker.take(unhealthy_device("gpu-3", driver=""))
+        eventually(lambda: len(tracker.lines) == 1, "a line")
     line = f"{DRIVER}/{NODE}/gpu-3 is Unhealthy (gpu.xid.79): affects pod u-1 (claim team-a/gpus)"
-    assert following.lines == [line]
+    assert tracker.lines == [line]
 
 
-def test_device_of_unserved_driver_is_not_the_hosts(kubelet: Kubelet, follow: Make) -> None:
+def test_device_of_unserved_driver_is_not_the_hosts(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
-    following = follow()
-    with following.run_watch():
-        following.take(unhealthy_device("gpu-3", driver=""))
-        passes = following.passes
-        eventually(lambda: following.passes > passes, "a round later")
-    assert following.lines == []
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.take(unhealthy_device("gpu-3", driver=""))
+        passes = tracker.passes
+        eventually(lambda: tracker.passes > passes, "a round later")
+    assert tracker.lines == []
 
 
-def test_new_user_of_unhealthy_device_is_logged(kubelet: Kubelet, follow: Make) -> None:
+def test_new_user_of_unhealthy_device_is_logged(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint()
-    following = follow()
-    with following.run_watch():
-        following.take(unhealthy_device("gpu-3"))
-        following.until_state(SourceState.OK)
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.take(unhealthy_device("gpu-3"))
+        tracker.until_state(SourceState.OK)
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
-        eventually(lambda: len(following.lines) == 1, "a line")
+        eventually(lambda: len(tracker.lines) == 1, "a line")
 
 
-def test_unhealthy_device_of_unused_claim_is_logged_once_used(kubelet: Kubelet, follow: Make) -> None:
+def test_unhealthy_device_of_unused_claim_is_logged_once_used(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3"))
     noted: list[object] = []
-    following = follow(lambda *what: noted.append(what))
-    with following.run_watch():
-        following.take(unhealthy_device("gpu-3"))
+    tracker = make_tracker(lambda *what: noted.append(what))
+    with tracker.run():
+        tracker.take(unhealthy_device("gpu-3"))
         eventually(lambda: bool(noted), "a round with the report")
-        assert following.lines == []
+        assert tracker.lines == []
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
-        eventually(lambda: len(following.lines) == 1, "a line")
+        eventually(lambda: len(tracker.lines) == 1, "a line")
 
 
-def test_changes_of_a_thousand_devices_are_limited_to_few_lines(kubelet: Kubelet, follow: Make) -> None:
+def test_changes_of_a_thousand_devices_are_limited_to_few_lines(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     names = [f"gpu-{number}" for number in range(1000)]
     kubelet.write_checkpoint(*(prepared_claim(f"c-{name}", name, pods=[f"u-{name}"]) for name in names))
-    following = follow()
-    with following.run_watch():
-        following.take(*map(unhealthy_device, names))
-        eventually(lambda: bool(following.lines), "lines")
-    assert len(following.lines) == LINES_MAX + 1
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.take(*map(unhealthy_device, names))
+        eventually(lambda: bool(tracker.lines), "lines")
+    assert len(tracker.lines) == LINES_MAX + 1
     assert (
-        following.lines[-1]
+        tracker.lines[-1]
         == f"{1000 - LINES_MAX} more devices in use have changed their health; run drahealth explain to see them"  # noqa: E501
     )
 
 
-def test_many_pods_of_one_device_are_cut_to_few_names(kubelet: Kubelet, follow: Make) -> None:
+def test_many_pods_of_one_device_are_cut_to_few_names(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=[f"u-{number:02}" for number in range(16)]))
-    following = follow()
-    with following.run_watch():
-        following.take(unhealthy_device("gpu-3"))
-        eventually(lambda: bool(following.lines), "a line")
-    assert following.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.take(unhealthy_device("gpu-3"))
+        eventually(lambda: bool(tracker.lines), "a line")
+    assert tracker.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
 
 
 # --- drivers that embed drahealth --------------------------------------------------------------------------
@@ -694,16 +706,16 @@ LOST = unhealthy("gpu-0", "gpu.xid.79: 1 time")._replace(pool=NODE)
 
 @pytest.mark.parametrize("drivers", [(), (DRIVER,)])
 def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
-    kubelet: Kubelet, follow: Make, drivers: tuple[str, ...]
+    kubelet: Kubelet, make_tracker: MakeTracker, drivers: tuple[str, ...]
 ) -> None:
     """This holds, too, if the agent serves the driver's name and reports host devices under it."""
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     history = HistoryFile(kubelet.state / HISTORY_FILE, UsageHistoryLimits())
     recorder = UsageRecorder(history, limits=UsageHistoryLimits(), drivers=drivers)
-    following = follow(recorder.record, drivers=drivers)
-    with embedding_driver(kubelet) as driver, following.run_watch():
+    tracker = make_tracker(recorder.record, drivers=drivers)
+    with embedding_driver(kubelet) as driver, tracker.run():
         driver.publish(device("gpu-0", pool=NODE))
-        following.take(healthy("cpu-node0", driver=""))
+        tracker.take(healthy("cpu-node0", driver=""))
         healthy_use = [DeviceState(Health.HEALTHY, Severity.OK)]
         eventually(
             lambda: [use.state for use in read_recorded(kubelet).running] == healthy_use,
@@ -716,39 +728,41 @@ def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
     assert use.state == DeviceState(Health.UNHEALTHY, Severity.UNHEALTHY, "", LOST.message)
 
 
-def test_driver_that_does_not_answer_keeps_its_logged_health(kubelet: Kubelet, follow: Make) -> None:
+def test_driver_that_does_not_answer_keeps_its_logged_health(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     noted: list[Report] = []
-    following = follow(lambda _known, report, _now: noted.append(report))
-    with following.run_watch():
+    tracker = make_tracker(lambda _known, report, _now: noted.append(report))
+    with tracker.run():
         with embedding_driver(kubelet) as driver:
             driver.publish(LOST)
-            following.take()
-            eventually(lambda: len(following.lines) == 1, "a line")
+            tracker.take()
+            eventually(lambda: len(tracker.lines) == 1, "a line")
         (kubelet.kubelet / "plugins" / DRIVER / "dra.sock").unlink()
-        following.take(healthy("cpu-node0", driver=""))
+        tracker.take(healthy("cpu-node0", driver=""))
         eventually(
             lambda: noted and [entry.device for entry in noted[-1].devices] == ["cpu-node0"],
             "the driver is away",
         )
         with embedding_driver(kubelet) as driver:
             driver.publish(device("gpu-0", pool=NODE))
-            following.take()
-            eventually(lambda: len(following.lines) == 2, "another line")
+            tracker.take()
+            eventually(lambda: len(tracker.lines) == 2, "another line")
     name, pod = f"{DRIVER}/{NODE}/gpu-0", "pod u-1 (claim team-a/gpus)"
-    assert following.lines == [
+    assert tracker.lines == [
         f"{name} is Unhealthy: affects {pod}",
         f"{name} is Healthy again; used by {pod}",
     ]
 
 
-def test_driver_without_a_used_device_is_not_read(kubelet: Kubelet, follow: Make) -> None:
+def test_driver_without_a_used_device_is_not_read(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint()
     noted: list[Report] = []
-    following = follow(lambda _known, report, _now: noted.append(report))
-    with embedding_driver(kubelet) as driver, following.run_watch():
+    tracker = make_tracker(lambda _known, report, _now: noted.append(report))
+    with embedding_driver(kubelet) as driver, tracker.run():
         driver.publish(LOST)
-        following.take()
+        tracker.take()
         eventually(lambda: bool(noted), "a poll with the report")
     assert noted[-1].devices == ()
 
@@ -776,19 +790,19 @@ class Noted(NamedTuple):
     now: Instant
 
 
-def test_every_map_is_recorded_with_the_newest_report(kubelet: Kubelet, follow: Make) -> None:
+def test_every_map_is_recorded_with_the_newest_report(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     noted: list[Noted] = []
-    following = follow(lambda *what: noted.append(Noted(*what)))
-    with following.run_watch():
-        following.take(unhealthy_device("gpu-0"))
+    tracker = make_tracker(lambda *what: noted.append(Noted(*what)))
+    with tracker.run():
+        tracker.take(unhealthy_device("gpu-0"))
         eventually(lambda: bool(noted), "something is noted")
-        following.take(healthy("gpu-0"))
+        tracker.take(healthy("gpu-0"))
         eventually(lambda: noted[-1].report.devices[0].health is Health.HEALTHY, "the newest is")
     assert ref("gpu-0") in noted[-1].known.devices
 
 
-def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, follow: Make) -> None:
+def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     let_go = threading.Event()
     entered: list[int] = []
 
@@ -798,18 +812,18 @@ def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, follow
         raise ValueError("a disk")
 
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow(record)
-    with following.run_watch():
+    tracker = make_tracker(record)
+    with tracker.run():
         try:
-            following.take(unhealthy_device("gpu-0"))
-            eventually(lambda: bool(following.lines), "a line")
+            tracker.take(unhealthy_device("gpu-0"))
+            eventually(lambda: bool(tracker.lines), "a line")
             kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
-            following.until_uses({"u-1": ["gpu-1"]})
+            tracker.until_uses({"u-1": ["gpu-1"]})
             assert len(entered) == 1
         finally:
             let_go.set()
         eventually(lambda: len(entered) >= 2, "the newest is handed over when it is back")
-    assert any(line.startswith("usage history: recording failed") for line in following.lines)
+    assert any(line.startswith("usage history: recording failed") for line in tracker.lines)
 
 
 # --- audit of cgroups --------------------------------------------------------------------------------------
@@ -852,77 +866,83 @@ def audited_kubelet(kubelet: Kubelet) -> Kubelet:
     return kubelet
 
 
-def found_by(following: Following) -> list[tuple[str, str, str]]:
-    sample = following.watch.sample
+def found_by(tracker: RunningTracker) -> list[tuple[str, str, str]]:
+    sample = tracker.tracker.sample
     return (
         [(finding.pod_uid, finding.container, finding.code) for finding in sample.findings] if sample else []
     )
 
 
-def test_cgroup_below_expected_allocation_is_found(audited_kubelet: Kubelet, follow: Make) -> None:
-    following = follow()
-    with pods_api_listing(audited_kubelet, [its_pod()]), following.run_watch():
-        eventually(lambda: bool(found_by(following)), "a finding")
-        assert found_by(following) == [(UID, "c1", "cgroup.lower")]
-        assert following.watch.sample is not None
-        (found,) = following.watch.sample.findings
+def test_cgroup_below_expected_allocation_is_found(
+    audited_kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
+    tracker = make_tracker()
+    with pods_api_listing(audited_kubelet, [its_pod()]), tracker.run():
+        eventually(lambda: bool(found_by(tracker)), "a finding")
+        assert found_by(tracker) == [(UID, "c1", "cgroup.lower")]
+        assert tracker.tracker.sample is not None
+        (found,) = tracker.tracker.sample.findings
     assert found.evidence.startswith("memory limit: 1Gi, expected at least 9Gi: ")
 
 
-def test_reloaded_audit_interval_starts_and_ends_audits(audited_kubelet: Kubelet, follow: Make) -> None:
-    following = follow(pods_audit_ns=0, pods_period_ns=3600 * 10**9)
-    with pods_api_listing(audited_kubelet, [its_pod()]), following.run_watch():
-        eventually(lambda: following.passes >= 1, "a poll")
-        following.watch.reconfigure(config_of(audited_kubelet, pods_audit_ns=10 * 10**9))
-        eventually(lambda: bool(found_by(following)), "a finding, without the wait for an hour")
-        following.watch.reconfigure(config_of(audited_kubelet, pods_audit_ns=0))
-        eventually(lambda: not found_by(following), "no audit would end it")
+def test_reloaded_audit_interval_starts_and_ends_audits(
+    audited_kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
+    tracker = make_tracker(pods_audit_ns=0, pods_period_ns=3600 * 10**9)
+    with pods_api_listing(audited_kubelet, [its_pod()]), tracker.run():
+        eventually(lambda: tracker.passes >= 1, "a poll")
+        tracker.tracker.reconfigure(config_of(audited_kubelet, pods_audit_ns=10 * 10**9))
+        eventually(lambda: bool(found_by(tracker)), "a finding, without the wait for an hour")
+        tracker.tracker.reconfigure(config_of(audited_kubelet, pods_audit_ns=0))
+        eventually(lambda: not found_by(tracker), "no audit would end it")
 
 
-def test_findings_of_removed_pod_are_dropped(audited_kubelet: Kubelet, follow: Make) -> None:
-    following, pods = follow(pods_period_ns=10**9), [its_pod()]
-    with pods_api_listing(audited_kubelet, pods), following.run_watch():
-        eventually(lambda: bool(found_by(following)), "a finding")
+def test_findings_of_removed_pod_are_dropped(audited_kubelet: Kubelet, make_tracker: MakeTracker) -> None:
+    tracker, pods = make_tracker(pods_period_ns=10**9), [its_pod()]
+    with pods_api_listing(audited_kubelet, pods), tracker.run():
+        eventually(lambda: bool(found_by(tracker)), "a finding")
         pods.clear()
-        eventually(lambda: not found_by(following), "it is forgotten")
+        eventually(lambda: not found_by(tracker), "it is forgotten")
 
 
 def test_findings_stay_while_pods_api_is_unreadable(
-    audited_kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
+    audited_kubelet: Kubelet, make_tracker: MakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    following = follow(pods_period_ns=10**9)
+    tracker = make_tracker(pods_period_ns=10**9)
     with ExitStack() as stack:
         with pods_api_listing(audited_kubelet, [its_pod()]):
-            stack.enter_context(following.run_watch())
-            eventually(lambda: bool(found_by(following)), "a finding")
+            stack.enter_context(tracker.run())
+            eventually(lambda: bool(found_by(tracker)), "a finding")
         limit_answers(monkeypatch, SOCKET_TIMEOUT_S, 2 * PATIENCE_S)
         with deaf_again(audited_kubelet.kubelet / pods_api.SOCKET):
-            following.until_state(SourceState.FAILING)
-            assert found_by(following) == [(UID, "c1", "cgroup.lower")]
+            tracker.until_state(SourceState.FAILING)
+            assert found_by(tracker) == [(UID, "c1", "cgroup.lower")]
 
 
 @contextmanager
 def deaf_again(socket: Path) -> Iterator[None]:
-    """Make a used socket never answer."""
+    """MakeTracker a used socket never answer."""
     socket.unlink(missing_ok=True)
     with silent_servers(socket):
         yield
 
 
-def test_audit_without_pods_api_is_skipped_with_detail(kubelet: Kubelet, follow: Make) -> None:
+def test_audit_without_pods_api_is_skipped_with_detail(kubelet: Kubelet, make_tracker: MakeTracker) -> None:
     kubelet.write_checkpoint()
-    following = follow()
-    with following.run_watch():
-        following.until_state(SourceState.OK)
+    tracker = make_tracker()
+    with tracker.run():
+        tracker.until_state(SourceState.OK)
     socket = kubelet.kubelet / pods_api.SOCKET
-    assert following.detail == f"cgroups are not audited: {socket}: no such socket"
+    assert tracker.detail == f"cgroups are not audited: {socket}: no such socket"
 
 
-def test_audit_disabled_in_configuration_is_not_run(audited_kubelet: Kubelet, follow: Make) -> None:
-    following = follow(pods_audit_ns=0, pods_period_ns=10**9)
-    with pods_api_listing(audited_kubelet, [its_pod()]), following.run_watch():
-        eventually(lambda: following.passes >= 2, "two poller")
-        assert (found_by(following), following.detail) == ([], "")
+def test_audit_disabled_in_configuration_is_not_run(
+    audited_kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
+    tracker = make_tracker(pods_audit_ns=0, pods_period_ns=10**9)
+    with pods_api_listing(audited_kubelet, [its_pod()]), tracker.run():
+        eventually(lambda: tracker.passes >= 2, "two polls")
+        assert (found_by(tracker), tracker.detail) == ([], "")
 
 
 class Clock:
