@@ -222,8 +222,8 @@ def test_agent_with_4096_devices_is_read_on_a_busy_machine(node: Kubelet) -> Non
         return "from the agent\n    cpu.offline: CPU 1" in reports[-1][1]
 
     devices = [unhealthy(f"device-{number}")._replace(pool=NODE) for number in range(4096)]
-    with Serving(node.run_dir) as serving, busy_cpus():
-        serving.publish(*devices)
+    with Serving(node.run_dir) as agent_server, busy_cpus():
+        agent_server.publish(*devices)
         while not is_read():
             assert len(reports) < 10, reports
     assert reports[-1][0] == 2

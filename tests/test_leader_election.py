@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from patience import PATIENCE_S
-from wire.claims import DRIVER, Serving
+from wire.claims import DRIVER, DriverInstance
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
 from wire.serving import current_report, device, eventually, unhealthy
@@ -294,10 +294,10 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
     kubelet_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agent.serve.dra_plugin.instance_server")
-    with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
+    with DriverInstance(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
         old.latest.publish(current_report([device("a"), device("b")]))
         assert names(watcher.next()) == ["a", "b"]
-        with Serving(kubelet_dir, pod_uid="new") as new, watch_health(new.paths.service):
+        with DriverInstance(kubelet_dir, pod_uid="new") as new, watch_health(new.paths.service):
             eventually(lambda: "a newer instance" in caplog.text, "the newer instance is noticed")
             old.latest.publish(current_report([unhealthy("a"), device("b", verified=2)]))
             with watch_health(old.paths.service) as late_watcher:
@@ -318,11 +318,11 @@ def test_newer_instance_mutes_no_other_until_the_kubelet_uses_it(
     kubelet_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agent.serve.dra_plugin.instance_locks")
-    with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
+    with DriverInstance(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
         old.latest.publish(current_report([device("a")]))
         assert names(watcher.next()) == ["a"]
         eventually(lambda: bool(files(old.paths.plugin_dir)), "the old instance counts")
-        with Serving(kubelet_dir, pod_uid="new") as new:
+        with DriverInstance(kubelet_dir, pod_uid="new") as new:
             eventually(lambda: "another instance of the driver is running" in caplog.text, "new has checked")
             assert len(files(old.paths.plugin_dir)) == 1
             with Kubelet(new.paths.registration) as kubelet:
@@ -355,7 +355,7 @@ def test_newer_instance_resends_all_when_older_is_killed(
     caplog.set_level(logging.INFO)
     with (
         other_process(directory) as process,
-        Serving(kubelet_dir, pod_uid="new") as new,
+        DriverInstance(kubelet_dir, pod_uid="new") as new,
         watch_health(new.paths.service) as watcher,
     ):
         new.latest.publish(current_report([device("a"), device("b")]))
@@ -377,11 +377,11 @@ def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
     kubelet_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     earlier = file_threads()
-    with Serving(kubelet_dir) as serving:
-        with Kubelet(serving.paths.registration) as kubelet:
+    with DriverInstance(kubelet_dir) as driver_instance:
+        with Kubelet(driver_instance.paths.registration) as kubelet:
             kubelet.notify(True)
-        eventually(lambda: bool(files(serving.paths.plugin_dir)), "the instance counts")
-        (ours,) = files(serving.paths.plugin_dir)
+        eventually(lambda: bool(files(driver_instance.paths.plugin_dir)), "the instance counts")
+        (ours,) = files(driver_instance.paths.plugin_dir)
         other_file = ours.with_name("other")
         with other_file.open("w") as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
@@ -391,19 +391,22 @@ def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
                 lambda: ".lock: was removed by another process; created again" in caplog.text,
                 "the check waits for the lock",
             )
-            with watch_health(serving.paths.service) as watcher, Kubelet(serving.paths.service) as kubelet:
-                serving.latest.publish(current_report([device("a")]))
+            with (
+                watch_health(driver_instance.paths.service) as watcher,
+                Kubelet(driver_instance.paths.service) as kubelet,
+            ):
+                driver_instance.latest.publish(current_report([device("a")]))
                 assert names(watcher.next()) == ["a"]
-                serving.latest.publish(current_report([unhealthy("a")]))
+                driver_instance.latest.publish(current_report([unhealthy("a")]))
                 assert names(watcher.next()) == ["a"]
                 assert kubelet.prepare(claim("a"))["uid-a"].error == ""
-                assert serving.thread.stop(PATIENCE_S)
+                assert driver_instance.thread.stop(PATIENCE_S)
                 with pytest.raises(grpc.RpcError, match="driver shutting down"):
                     watcher.next()
-            assert serving.paths.service.exists(), "the hanging thread removes the file"
+            assert driver_instance.paths.service.exists(), "the hanging thread removes the file"
         eventually(lambda: file_threads() <= earlier, "the thread continues and ends")
-        assert [path.name for path in serving.paths.plugin_dir.iterdir()] == []
-        assert list(serving.paths.registry_dir.iterdir()) == []
+        assert [path.name for path in driver_instance.paths.plugin_dir.iterdir()] == []
+        assert list(driver_instance.paths.registry_dir.iterdir()) == []
 
 
 def file_threads() -> set[str]:

@@ -691,9 +691,9 @@ def embedding_driver(kubelet: Kubelet) -> Iterator[Serving]:
     """Serve the socket of a driver that embeds drahealth in the driver's plugin directory."""
     plugin = kubelet.kubelet / "plugins" / DRIVER
     (plugin / "drahealth").mkdir(parents=True, exist_ok=True)
-    with Serving(kubelet.root / "e") as serving:
-        (plugin / "dra.sock").symlink_to(serving.health)
-        yield serving
+    with Serving(kubelet.root / "e") as agent_server:
+        (plugin / "dra.sock").symlink_to(agent_server.health)
+        yield agent_server
 
 
 def read_recorded(kubelet: Kubelet) -> HistoryContent:

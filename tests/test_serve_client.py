@@ -145,26 +145,26 @@ def read_status(path: Path) -> AgentStatus:
 
 
 def test_agent_socket_yields_complete_reports(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving:
+    with Serving(tmp_path) as agent_server:
         received = report([device("a"), unhealthy("b")], second=3)
-        serving.latest.publish(received)
-        assert first(serving.agent) == [received]
+        agent_server.latest.publish(received)
+        assert first(agent_server.agent) == [received]
 
 
 def test_health_socket_yields_merged_devices(tmp_path: Path) -> None:
-    async def main(serving: Serving) -> list[Report]:
-        serving.publish(device("b"), device("a"))
+    async def main(agent_server: Serving) -> list[Report]:
+        agent_server.publish(device("b"), device("a"))
         reports = []
-        async with contextlib.aclosing(watch_reports(serving.health)) as stream:
+        async with contextlib.aclosing(watch_reports(agent_server.health)) as stream:
             async for item in stream:
                 reports.append(item)
                 if len(reports) == 3:
                     break
-                serving.publish(unhealthy("b", f"cpu.offline: {len(reports)}"), device("a"))
+                agent_server.publish(unhealthy("b", f"cpu.offline: {len(reports)}"), device("a"))
         return reports
 
-    with Serving(tmp_path) as serving:
-        reports = asyncio.run(main(serving))
+    with Serving(tmp_path) as agent_server:
+        reports = asyncio.run(main(agent_server))
     states = [[(item.device, item.health, item.message) for item in received.devices] for received in reports]
     assert states == [
         [("a", Health.HEALTHY, ""), ("b", Health.HEALTHY, "")],
@@ -175,9 +175,9 @@ def test_health_socket_yields_merged_devices(tmp_path: Path) -> None:
 
 
 def test_status_is_decoded(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving:
-        serving.latest.publish(report([device("a"), unhealthy("b")]))
-        received = read_status(serving.agent)
+    with Serving(tmp_path) as agent_server:
+        agent_server.latest.publish(report([device("a"), unhealthy("b")]))
+        received = read_status(agent_server.agent)
     assert (received.version, received.pid, received.node, received.publications) == (
         "9.9.9",
         os.getpid(),
@@ -194,14 +194,14 @@ def test_status_is_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["health", "agent"])
 def test_shutdown_of_agent_is_reported(tmp_path: Path, which: str) -> None:
-    with Serving(tmp_path) as serving:
-        serving.publish(device("a"))
-        path = getattr(serving, which)
+    with Serving(tmp_path) as agent_server:
+        agent_server.publish(device("a"))
+        path = getattr(agent_server, which)
 
         async def main() -> None:
             async with contextlib.aclosing(watch_reports(path)) as stream:
                 async for _ in stream:
-                    await asyncio.to_thread(serving.thread.stop)
+                    await asyncio.to_thread(agent_server.thread.stop)
 
         assert refusal(path, lambda _: asyncio.run(main())) == "UNAVAILABLE: agent shutting down"
 
@@ -256,9 +256,9 @@ def test_report_that_arrives_slowly_is_read(tmp_path: Path) -> None:
         while not (has_run.wait(0.05) or loop.is_closed()):
             pass
 
-    with Serving(tmp_path) as serving, contextlib.closing(LateLoop()) as loop:
-        serving.publish(*(device(f"device-{number}") for number in range(300)))
-        with slow_proxy(tmp_path / "slow.sock", serving.agent, 400, pause) as slow:
+    with Serving(tmp_path) as agent_server, contextlib.closing(LateLoop()) as loop:
+        agent_server.publish(*(device(f"device-{number}") for number in range(300)))
+        with slow_proxy(tmp_path / "slow.sock", agent_server.agent, 400, pause) as slow:
             reading = first_report(slow, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
             found = loop.run_until_complete(reading)
         assert loop.late_s > 2 * PATIENCE_S, "a fixed timeout would have ended it"
@@ -268,14 +268,14 @@ def test_report_that_arrives_slowly_is_read(tmp_path: Path) -> None:
 def test_block_of_the_own_event_loop_is_no_pause_of_the_server(tmp_path: Path) -> None:
     async def main() -> Report:
         reading = asyncio.ensure_future(
-            first_report(serving.agent, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
+            first_report(agent_server.agent, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
         )
         await asyncio.sleep(0)  # until the first wait for the server has begun
         loop.late_s = 2 * PATIENCE_S
         return await reading
 
-    with Serving(tmp_path) as serving, contextlib.closing(LateLoop()) as loop:
-        serving.publish(device("a"))
+    with Serving(tmp_path) as agent_server, contextlib.closing(LateLoop()) as loop:
+        agent_server.publish(device("a"))
         assert len(loop.run_until_complete(main()).devices) == 1
 
 
@@ -301,13 +301,13 @@ def test_server_that_stops_sending_is_a_timeout(tmp_path: Path, begins: bool) ->
 
 
 def test_abandoned_stream_is_closed(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving:
-        serving.publish(device("a"))
+    with Serving(tmp_path) as agent_server:
+        agent_server.publish(device("a"))
         for _ in range(5):
-            first(serving.health)
-            first(serving.agent)
+            first(agent_server.health)
+            first(agent_server.agent)
         eventually(
-            lambda: {item.streams for item in read_status(serving.agent).subscribers} == {0},
+            lambda: {item.streams for item in read_status(agent_server.agent).subscribers} == {0},
             "all streams have ended",
         )
 
@@ -551,11 +551,11 @@ def test_missing_server_is_an_error_with_reason(tmp_path: Path, call: Callable[[
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without permission")
 def test_socket_without_permission_raises_permission_denied() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory, Serving(Path(directory)) as serving:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory, Serving(Path(directory)) as agent_server:
         Path(directory).chmod(0o755)
-        serving.agent.chmod(0o600)  # we stay in root's group
+        agent_server.agent.chmod(0o600)  # we stay in root's group
         become_other_user()
         try:
-            assert refusal(serving.agent) == "cannot be opened: Permission denied; run as root"
+            assert refusal(agent_server.agent) == "cannot be opened: Permission denied; run as root"
         finally:
             os.seteuid(0)

@@ -23,14 +23,14 @@ HOSTS = "cpu-node0"
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path, OTHER) as serving:
-        yield serving
+def agent_server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, OTHER) as agent_server:
+        yield agent_server
 
 
 @pytest.fixture
-def kubelet(serving: Serving) -> Iterator[Watcher]:
-    with watch_health(serving.health) as watcher:
+def kubelet(agent_server: Serving) -> Iterator[Watcher]:
+    with watch_health(agent_server.health) as watcher:
         yield watcher
 
 
@@ -38,36 +38,40 @@ def declared_device(name: str, driver: str = DRIVER, **changes: Any) -> DeviceHe
     return device(name, driver=driver, **changes)
 
 
-def publish(serving: Serving, *devices: DeviceHealth, declaring: tuple[str, ...] = (DRIVER,)) -> None:
+def publish(agent_server: Serving, *devices: DeviceHealth, declaring: tuple[str, ...] = (DRIVER,)) -> None:
     """Publish a report of the host's device and of these, verified at the newest time of all."""
     newest = max([device.verified for device in devices], key=lambda at: at.mono_ns)
     hosts = device(HOSTS)._replace(verified=newest)
-    serving.latest.publish(replace(current_report([hosts, *devices]), declaring=declaring))
+    agent_server.latest.publish(replace(current_report([hosts, *devices]), declaring=declaring))
 
 
-def test_stream_switches_from_host_to_declared_devices(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device(HOSTS))
+def test_stream_switches_from_host_to_declared_devices(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish(device(HOSTS))
     assert names(kubelet.next()) == [HOSTS]
     for second in (2, 3):
-        publish(serving, declared_device("set-0", verified=second))
+        publish(agent_server, declared_device("set-0", verified=second))
         assert names(kubelet.next()) == ["set-0"]
 
 
-def test_declared_device_named_like_host_device_is_sent_at_once(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device(HOSTS))
+def test_declared_device_named_like_host_device_is_sent_at_once(
+    agent_server: Serving, kubelet: Watcher
+) -> None:
+    agent_server.publish(device(HOSTS))
     assert [entry.health for entry in kubelet.next().devices] == [1]
-    publish(serving, declared_device(HOSTS, health=Health.UNHEALTHY, message="cpu.offline: CPU 1"))
+    publish(agent_server, declared_device(HOSTS, health=Health.UNHEALTHY, message="cpu.offline: CPU 1"))
     assert [entry.health for entry in kubelet.next().devices] == [2]
 
 
-def test_each_socket_sends_devices_of_its_driver_or_of_the_host(serving: Serving, kubelet: Watcher) -> None:
-    [path] = serving.others
+def test_each_socket_sends_devices_of_its_driver_or_of_the_host(
+    agent_server: Serving, kubelet: Watcher
+) -> None:
+    [path] = agent_server.others
     with watch_health(path) as other:
-        publish(serving, declared_device("set-0"))
+        publish(agent_server, declared_device("set-0"))
         assert names(kubelet.next()) == ["set-0"]
         assert names(other.next()) == [HOSTS]
         publish(
-            serving,
+            agent_server,
             declared_device("set-0", verified=2),
             declared_device("set-0", OTHER, verified=2),
             declaring=(DRIVER, OTHER),
@@ -75,9 +79,9 @@ def test_each_socket_sends_devices_of_its_driver_or_of_the_host(serving: Serving
         assert names(other.next()) == ["set-0"]
 
 
-def test_same_name_in_two_pools_is_sent_as_two_devices(serving: Serving, kubelet: Watcher) -> None:
+def test_same_name_in_two_pools_is_sent_as_two_devices(agent_server: Serving, kubelet: Watcher) -> None:
     publish(
-        serving,
+        agent_server,
         declared_device("set-0", pool="a"),
         declared_device("set-0", pool="b", health=Health.UNHEALTHY, message="m"),
     )
@@ -116,16 +120,19 @@ def large_list(number: int, driver: str) -> list[DeviceHealth]:
     return [*devices, declared_device("last", driver, verified=number, message=f"{number}")]
 
 
-def test_stopped_reader_of_one_socket_delays_no_other_socket(serving: Serving) -> None:
+def test_stopped_reader_of_one_socket_delays_no_other_socket(agent_server: Serving) -> None:
     total = 200
-    with reader(serving.others[0]) as slow, watch_health(serving.health) as fast:
+    with reader(agent_server.others[0]) as slow, watch_health(agent_server.health) as fast:
         assert slow.stdout
-        publish(serving, *large_list(1, DRIVER), *large_list(1, OTHER), declaring=(DRIVER, OTHER))
+        publish(agent_server, *large_list(1, DRIVER), *large_list(1, OTHER), declaring=(DRIVER, OTHER))
         assert slow.stdout.readline() == "1\n"
         slow.send_signal(signal.SIGSTOP)
         for number in range(2, total + 1):
             publish(
-                serving, *large_list(number, DRIVER), *large_list(number, OTHER), declaring=(DRIVER, OTHER)
+                agent_server,
+                *large_list(number, DRIVER),
+                *large_list(number, OTHER),
+                declaring=(DRIVER, OTHER),
             )
             while fast.next().devices[-1].message != f"{number}":
                 pass

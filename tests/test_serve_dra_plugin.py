@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
-from wire.claims import Serving
+from wire.claims import DriverInstance
 from wire.google import message_class
 from wire.plugin import (
     DRA,
@@ -46,14 +46,14 @@ both_versions = pytest.mark.parametrize("version", ["v1", "v1beta1"])
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as serving:
-        yield serving
+def driver_instance(tmp_path: Path) -> Iterator[DriverInstance]:
+    with DriverInstance(tmp_path) as driver_instance:
+        yield driver_instance
 
 
 @pytest.fixture
-def kubelet(serving: Serving) -> Iterator[Kubelet]:
-    with Kubelet(serving.paths.service) as kubelet:
+def kubelet(driver_instance: DriverInstance) -> Iterator[Kubelet]:
+    with Kubelet(driver_instance.paths.service) as kubelet:
         yield kubelet
 
 
@@ -70,19 +70,21 @@ def test_prepared_claim_has_devices_and_no_error(kubelet: Kubelet, version: str)
 
 
 @both_versions
-def test_unprepared_claim_has_no_error(serving: Serving, kubelet: Kubelet, version: str) -> None:
+def test_unprepared_claim_has_no_error(
+    driver_instance: DriverInstance, kubelet: Kubelet, version: str
+) -> None:
     assert kubelet.unprepare(claim("a"), version=version)["uid-a"].error == ""
-    assert serving.claims.calls == [("unprepare", "a")]
+    assert driver_instance.claims.calls == [("unprepare", "a")]
 
 
-def test_share_id_is_sent_in_v1_and_not_in_v1beta1(serving: Serving, kubelet: Kubelet) -> None:
+def test_share_id_is_sent_in_v1_and_not_in_v1beta1(driver_instance: DriverInstance, kubelet: Kubelet) -> None:
     async def prepare_shared(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return (
             PreparedDevice(pool="p", device="d", share_id="share-1"),
             PreparedDevice(pool="p", device="e"),
         )
 
-    serving.claims.behaviour["a"] = prepare_shared
+    driver_instance.claims.behaviour["a"] = prepare_shared
     with_share, without = kubelet.prepare(claim("a"))["uid-a"].devices
     assert (with_share.share_id, without.HasField("share_id")) == ("share-1", False)
     for device in kubelet.prepare(claim("a"), version="v1beta1")["uid-a"].devices:
@@ -93,8 +95,10 @@ def test_call_without_claims_has_empty_answer(kubelet: Kubelet) -> None:
     assert kubelet.prepare() == {}
 
 
-def test_every_claim_of_the_request_is_in_the_answer(serving: Serving, kubelet: Kubelet) -> None:
-    serving.claims.fail("bad", BadConfigError("no such mode"))
+def test_every_claim_of_the_request_is_in_the_answer(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
+    driver_instance.claims.fail("bad", BadConfigError("no such mode"))
     claims = [claim("good"), claim("bad"), claim("Wrong"), ("ns", "empty", "")]
     assert set(kubelet.prepare(*claims)) == {"uid-good", "uid-bad", "uid-Wrong", ""}
     assert set(kubelet.unprepare(*claims)) == {"uid-good", "uid-bad", "uid-Wrong", ""}
@@ -103,10 +107,10 @@ def test_every_claim_of_the_request_is_in_the_answer(serving: Serving, kubelet: 
 # --- failures -----------------------------------------------------------------------------------------------
 
 
-def test_every_error_text_names_all_failed_claims(serving: Serving, kubelet: Kubelet) -> None:
+def test_every_error_text_names_all_failed_claims(driver_instance: DriverInstance, kubelet: Kubelet) -> None:
     """The kubelet shows any one of them."""
-    serving.claims.fail("a", BadConfigError("no such mode"))
-    serving.claims.fail("b", TransientError("is busy", code="device.busy"))
+    driver_instance.claims.fail("a", BadConfigError("no such mode"))
+    driver_instance.claims.fail("b", TransientError("is busy", code="device.busy"))
     answers = kubelet.prepare(claim("a"), claim("b"), claim("c"))
     assert "class=bad-config code=config.invalid" in answers["uid-a"].error
     assert "ns/b (transient device.busy)" in answers["uid-a"].error
@@ -115,9 +119,11 @@ def test_every_error_text_names_all_failed_claims(serving: Serving, kubelet: Kub
     assert answers["uid-c"].error == ""
 
 
-def test_error_texts_are_independent_of_the_order_of_claims(serving: Serving, kubelet: Kubelet) -> None:
+def test_error_texts_are_independent_of_the_order_of_claims(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
     for name in ("a", "b", "c"):
-        serving.claims.fail(name, BadConfigError(f"no mode {name}"))
+        driver_instance.claims.fail(name, BadConfigError(f"no mode {name}"))
     names = [claim(name) for name in ("a", "b", "c")]
     first, second = kubelet.prepare(*names), kubelet.prepare(*reversed(names))
     assert {uid: answer.error for uid, answer in first.items()} == {
@@ -132,9 +138,12 @@ def test_error_texts_are_independent_of_the_order_of_claims(serving: Serving, ku
 def test_error_class_number_is_sent_only_in_its_modes(
     tmp_path: Path, mode: WireMode, expected: list[tuple[int, int]]
 ) -> None:
-    with Serving(tmp_path, wire=mode) as serving, Kubelet(serving.paths.service) as kubelet:
-        serving.claims.fail("bad", BadConfigError("no such mode"))
-        serving.claims.fail("busy", TransientError("is busy"))
+    with (
+        DriverInstance(tmp_path, wire=mode) as driver_instance,
+        Kubelet(driver_instance.paths.service) as kubelet,
+    ):
+        driver_instance.claims.fail("bad", BadConfigError("no such mode"))
+        driver_instance.claims.fail("busy", TransientError("is busy"))
         answers = kubelet.prepare(claim("bad"), claim("busy"), claim("good"))
         assert unknown_fields(answers["uid-bad"]) == expected
         assert unknown_fields(answers["uid-busy"]) == []
@@ -143,23 +152,25 @@ def test_error_class_number_is_sent_only_in_its_modes(
 
 
 def test_internal_error_fails_only_its_claim(
-    serving: Serving, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+    driver_instance: DriverInstance, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def raise_error(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         raise LookupError("not foreseen")
 
-    serving.claims.behaviour["a"] = raise_error
+    driver_instance.claims.behaviour["a"] = raise_error
     answers = kubelet.prepare(claim("a"), claim("b"))
     assert "class=unknown" in answers["uid-a"].error
     assert answers["uid-b"].error == ""
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [LookupError]
 
 
-def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubelet: Kubelet) -> None:
+def test_too_large_answer_becomes_an_error_of_its_claim(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
     async def prepare_many(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return tuple(PreparedDevice(pool="p" * 1000, device=f"d{n}") for n in range(5000))
 
-    serving.claims.behaviour["a"] = prepare_many
+    driver_instance.claims.behaviour["a"] = prepare_many
     answers = kubelet.prepare(claim("a"), claim("b"))
     assert "code=driver.bug.answer" in answers["uid-a"].error
     assert "bytes, limit 4128768 for all claims of a call" in answers["uid-a"].error
@@ -169,9 +180,9 @@ def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubele
 @both_versions
 @pytest.mark.parametrize("method", ["NodePrepareResources", "NodeUnprepareResources"])
 def test_unavailable_handler_answers_unavailable_with_reason(
-    serving: Serving, kubelet: Kubelet, version: str, method: str
+    driver_instance: DriverInstance, kubelet: Kubelet, version: str, method: str
 ) -> None:
-    serving.claims.unavailable = "the driver's event loop has ended"
+    driver_instance.claims.unavailable = "the driver's event loop has ended"
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.call_raw(f"/{DRA}.{version}.DRAPlugin/{method}", b"")
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -192,10 +203,10 @@ def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str,
 
 
 def test_unfinished_claim_has_deadline_error_and_next_call_joins_it(
-    serving: Serving, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+    driver_instance: DriverInstance, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_unfinished_claims_soon(monkeypatch)
-    release = serving.claims.hold("slow")
+    release = driver_instance.claims.hold("slow")
     answers = kubelet.prepare(claim("quick"), claim("slow"), timeout_s=None)
     assert answers["uid-quick"].error == ""
     assert "class=transient code=deadline" in answers["uid-slow"].error
@@ -204,26 +215,26 @@ def test_unfinished_claim_has_deadline_error_and_next_call_joins_it(
     assert not second_call.done()
     release.set_result(None)
     assert [device.device_name for device in second_call.result().claims["uid-slow"].devices] == ["slow"]
-    assert serving.claims.calls.count(("prepare", "slow")) == 1
+    assert driver_instance.claims.calls.count(("prepare", "slow")) == 1
 
 
-def test_cancelled_call_does_not_end_the_run(serving: Serving, kubelet: Kubelet) -> None:
-    release = serving.claims.hold("slow")
+def test_cancelled_call_does_not_end_the_run(driver_instance: DriverInstance, kubelet: Kubelet) -> None:
+    release = driver_instance.claims.hold("slow")
     call = kubelet.prepare_async(claim("slow"))
-    eventually(lambda: bool(serving.claims.calls), "the run has begun")
+    eventually(lambda: bool(driver_instance.claims.calls), "the run has begun")
     call.cancel()
     second_call = kubelet.prepare_async(claim("slow"))
     assert kubelet.prepare(claim("later"))["uid-later"].error == "", "the second call has arrived before it"
     release.set_result(None)
     assert second_call.result().claims["uid-slow"].error == ""
-    assert serving.claims.calls == [("prepare", "slow"), ("prepare", "later")]
+    assert driver_instance.claims.calls == [("prepare", "slow"), ("prepare", "later")]
 
 
 def test_claim_is_never_prepared_and_unprepared_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Serving(tmp_path) as serving, Kubelet(serving.paths.service) as kubelet:
-        release = serving.claims.hold("a")
+    with DriverInstance(tmp_path) as driver_instance, Kubelet(driver_instance.paths.service) as kubelet:
+        release = driver_instance.claims.hold("a")
         answer_unfinished_claims_soon(monkeypatch)
         assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=None)["uid-a"].error
         refuse_waiting_claims(monkeypatch)
@@ -234,32 +245,32 @@ def test_claim_is_never_prepared_and_unprepared_concurrently(
         release.set_result(None)
         assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
-        assert serving.claims.calls == [("prepare", "a"), ("unprepare", "a"), ("prepare", "a")]
-        assert serving.claims.maximum_running == 1
+        assert driver_instance.claims.calls == [("prepare", "a"), ("unprepare", "a"), ("prepare", "a")]
+        assert driver_instance.claims.maximum_running == 1
 
 
-def test_claims_of_a_call_run_concurrently(serving: Serving, kubelet: Kubelet) -> None:
+def test_claims_of_a_call_run_concurrently(driver_instance: DriverInstance, kubelet: Kubelet) -> None:
     barrier = asyncio.Barrier(3)
 
     async def wait_for_others(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         await barrier.wait()
         return ()
 
-    serving.claims.behaviour = dict.fromkeys(("a", "b", "c"), wait_for_others)
+    driver_instance.claims.behaviour = dict.fromkeys(("a", "b", "c"), wait_for_others)
     answers = kubelet.prepare(claim("a"), claim("b"), claim("c"))
     assert [answer.error for answer in answers.values()] == ["", "", ""]
 
 
 def test_shutdown_waits_for_open_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_threads, "SHUTDOWN_S", PATIENCE_S)  # the disk may be slow
-    serving = Serving(tmp_path)
-    serving.thread.start(PATIENCE_S)
-    release = serving.claims.hold("slow")
-    with Kubelet(serving.paths.service) as kubelet, ThreadPoolExecutor() as pool:
+    driver_instance = DriverInstance(tmp_path)
+    driver_instance.thread.start(PATIENCE_S)
+    release = driver_instance.claims.hold("slow")
+    with Kubelet(driver_instance.paths.service) as kubelet, ThreadPoolExecutor() as pool:
         call = kubelet.prepare_async(claim("slow"))
-        eventually(lambda: bool(serving.claims.calls), "the run has begun")
-        serving.plugin.drain_s = 2 * PATIENCE_S
-        stopping = pool.submit(serving.thread.stop, 3 * PATIENCE_S)
+        eventually(lambda: bool(driver_instance.claims.calls), "the run has begun")
+        driver_instance.plugin.drain_s = 2 * PATIENCE_S
+        stopping = pool.submit(driver_instance.thread.stop, 3 * PATIENCE_S)
         refusals: list[grpc.RpcError] = []
 
         def is_refused() -> bool:
@@ -270,42 +281,42 @@ def test_shutdown_waits_for_open_calls(tmp_path: Path, monkeypatch: pytest.Monke
             return bool(refusals)
 
         eventually(is_refused, "calls are refused")
-        assert not serving.paths.registration.exists()
+        assert not driver_instance.paths.registration.exists()
         assert (refusals[0].code(), refusals[0].details()) == (
             grpc.StatusCode.UNAVAILABLE,
             "driver shutting down",
         )
-        assert serving.paths.service.exists()
+        assert driver_instance.paths.service.exists()
         release.set_result(None)
         assert call.result().claims["uid-slow"].error == ""
         assert stopping.result()
-    assert not serving.paths.service.exists()
+    assert not driver_instance.paths.service.exists()
 
 
 def test_interrupted_shutdown_leaves_no_socket(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    serving.thread.start(PATIENCE_S)
-    release = serving.claims.hold("slow")
-    with Kubelet(serving.paths.service) as kubelet:
+    driver_instance = DriverInstance(tmp_path)
+    driver_instance.thread.start(PATIENCE_S)
+    release = driver_instance.claims.hold("slow")
+    with Kubelet(driver_instance.paths.service) as kubelet:
         call = kubelet.prepare_async(claim("slow"))
-        eventually(lambda: bool(serving.claims.calls), "the run has begun")
-        serving.plugin.drain_s = 30
-        assert not serving.thread.stop(timeout_s=0)
-        eventually(lambda: not serving.paths.registration.exists(), "the shutdown has begun")
-        assert serving.thread.stop(PATIENCE_S)
+        eventually(lambda: bool(driver_instance.claims.calls), "the run has begun")
+        driver_instance.plugin.drain_s = 30
+        assert not driver_instance.thread.stop(timeout_s=0)
+        eventually(lambda: not driver_instance.paths.registration.exists(), "the shutdown has begun")
+        assert driver_instance.thread.stop(PATIENCE_S)
         assert call.exception() is not None
     release.set_result(None)
-    eventually(lambda: not serving.paths.service.exists(), "the socket is removed")
+    eventually(lambda: not driver_instance.paths.service.exists(), "the socket is removed")
 
 
 def test_hanging_call_does_not_delay_shutdown(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    serving.thread.start(PATIENCE_S)
-    release = serving.claims.hold("slow")
-    with Kubelet(serving.paths.service) as kubelet:
+    driver_instance = DriverInstance(tmp_path)
+    driver_instance.thread.start(PATIENCE_S)
+    release = driver_instance.claims.hold("slow")
+    with Kubelet(driver_instance.paths.service) as kubelet:
         call = kubelet.prepare_async(claim("slow"))
-        eventually(lambda: bool(serving.claims.calls), "the run has begun")
-        assert serving.thread.stop(PATIENCE_S)
+        eventually(lambda: bool(driver_instance.claims.calls), "the run has begun")
+        assert driver_instance.thread.stop(PATIENCE_S)
         assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
     release.set_result(None)
 
@@ -334,42 +345,48 @@ WRONG = [
 
 @pytest.mark.parametrize(("ref", "code", "text"), WRONG, ids=[text for _, _, text in WRONG])
 def test_invalid_field_is_named_in_error_of_its_claim(
-    serving: Serving, kubelet: Kubelet, ref: tuple[str, str, str], code: str, text: str
+    driver_instance: DriverInstance, kubelet: Kubelet, ref: tuple[str, str, str], code: str, text: str
 ) -> None:
     for call in (kubelet.prepare, kubelet.unprepare):
         answers = call(claim("good"), ref)
         assert answers["uid-good"].error == ""
         assert f"code={code} " in answers[ref[2]].error
         assert text in answers[ref[2]].error
-    assert {name for _, name in serving.claims.calls} == {"good"}
+    assert {name for _, name in driver_instance.claims.calls} == {"good"}
 
 
-def test_uid_with_two_names_is_refused_with_both_names(serving: Serving, kubelet: Kubelet) -> None:
+def test_uid_with_two_names_is_refused_with_both_names(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
     answers = kubelet.prepare(claim("a", uid="u"), claim("b", uid="u"), claim("c"))
     assert "uid: 'u' is the uid of both 'ns/a' and 'ns/b'" in answers["u"].error
-    assert serving.claims.calls == [("prepare", "c")]
+    assert driver_instance.claims.calls == [("prepare", "c")]
 
 
-def test_duplicate_claim_is_prepared_once(serving: Serving, kubelet: Kubelet) -> None:
+def test_duplicate_claim_is_prepared_once(driver_instance: DriverInstance, kubelet: Kubelet) -> None:
     assert kubelet.prepare(claim("a"), claim("a"))["uid-a"].error == ""
-    assert serving.claims.calls == [("prepare", "a")]
+    assert driver_instance.claims.calls == [("prepare", "a")]
 
 
-def test_too_many_claims_are_all_refused_with_the_numbers(serving: Serving, kubelet: Kubelet) -> None:
+def test_too_many_claims_are_all_refused_with_the_numbers(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
     answers = kubelet.prepare(*(claim(f"c{n}") for n in range(1500)))
     assert len(answers) == 1500
     assert all("claims: 1500 in one call, limit 1024" in answer.error for answer in answers.values())
-    assert serving.claims.calls == []
+    assert driver_instance.claims.calls == []
 
 
-def test_maximum_of_claims_with_longest_names_is_prepared(serving: Serving, kubelet: Kubelet) -> None:
+def test_maximum_of_claims_with_longest_names_is_prepared(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
     name = ".".join(["a" * 62] * 4)
     claims = [("n" * 63, f"{n:04d}{name[:249]}", f"{n:063d}") for n in range(CLAIMS_LIMIT)]
     assert {answer.error for answer in kubelet.prepare(*claims).values()} == {""}
-    assert len(serving.claims.calls) == CLAIMS_LIMIT
+    assert len(driver_instance.claims.calls) == CLAIMS_LIMIT
 
 
-def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet) -> None:
+def test_too_large_request_is_refused_unread(driver_instance: DriverInstance, kubelet: Kubelet) -> None:
     for data, text in [
         (
             encode_field(1, b"") * 5000,
@@ -398,16 +415,18 @@ def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet)
     ],
 )
 def test_invalid_request_is_refused_with_place(
-    serving: Serving, kubelet: Kubelet, path: str, field: bytes, text: str
+    driver_instance: DriverInstance, kubelet: Kubelet, path: str, field: bytes, text: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.call_raw(path, encode_field(1, field))
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert text in (raised.value.details() or "")
-    assert serving.claims.calls == []
+    assert driver_instance.claims.calls == []
 
 
-def test_unknown_fields_of_a_newer_kubelet_are_ignored(serving: Serving, kubelet: Kubelet) -> None:
+def test_unknown_fields_of_a_newer_kubelet_are_ignored(
+    driver_instance: DriverInstance, kubelet: Kubelet
+) -> None:
     newer = (
         encode_field(
             1,
@@ -419,7 +438,7 @@ def test_unknown_fields_of_a_newer_kubelet_are_ignored(serving: Serving, kubelet
         kubelet.call_raw(PREPARE, newer)
     )
     assert answer.claims["u"].error == ""
-    assert serving.claims.calls == [("prepare", "c")]
+    assert driver_instance.claims.calls == [("prepare", "c")]
 
 
 @given(st.lists(st.tuples(st.text(max_size=70), st.text(max_size=260), st.text(max_size=70)), max_size=8))

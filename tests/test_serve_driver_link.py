@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from patience import PATIENCE_S
 from wire.google import load_descriptors, message_class, watch_health
-from wire.link import API, Driver, Serving, claim, message
+from wire.link import API, Driver, LinkServer, claim, message
 from wire.raw import DATA, END_STREAM, RawClient, frame, request_headers
 from wire.raw import message as raw_message
 from wire.serving import eventually
@@ -40,14 +40,14 @@ Status = grpc.StatusCode
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as serving:
-        yield serving
+def link_server(tmp_path: Path) -> Iterator[LinkServer]:
+    with LinkServer(tmp_path) as link_server:
+        yield link_server
 
 
 @pytest.fixture
-def driver(serving: Serving) -> Iterator[Driver]:
-    with Driver(serving.socket) as driver:
+def driver(link_server: LinkServer) -> Iterator[Driver]:
+    with Driver(link_server.socket) as driver:
         yield driver
 
 
@@ -121,14 +121,14 @@ def test_agent_without_driver_calls_imports_no_prepare_modules() -> None:
     assert completed.stdout == "[]\n"
 
 
-def test_handler_is_opened_once_in_a_thread_at_the_first_call(serving: Serving) -> None:
+def test_handler_is_opened_once_in_a_thread_at_the_first_call(link_server: LinkServer) -> None:
     eventually(lambda: not link_threads(), "no call was made, and threads of other servers have ended")
-    assert serving.opened == []
-    with Driver(serving.socket) as driver, Driver(serving.socket) as other:
+    assert link_server.opened == []
+    with Driver(link_server.socket) as driver, Driver(link_server.socket) as other:
         calls = [caller.call_async("CheckClaims") for caller in (driver, other) for _ in range(8)]
         for call in calls:
             assert list(call.result().answers) == []
-    assert serving.opened == ["test.drahealth.example in dh-link-"]
+    assert link_server.opened == ["test.drahealth.example in dh-link-"]
     assert 0 < len(link_threads()) <= QUERY_THREADS
 
 
@@ -136,8 +136,13 @@ def link_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("dh-link-")]
 
 
-def test_failed_opening_of_handler_is_retried_by_the_next_call(serving: Serving, driver: Driver) -> None:
-    serving.open_fails = [ConfigError("a driver of 70 bytes can begin no key"), OSError(5, "I/O error", "/d")]
+def test_failed_opening_of_handler_is_retried_by_the_next_call(
+    link_server: LinkServer, driver: Driver
+) -> None:
+    link_server.open_fails = [
+        ConfigError("a driver of 70 bytes can begin no key"),
+        OSError(5, "I/O error", "/d"),
+    ]
     assert refusal(driver, "CheckClaims") == (Status.UNAVAILABLE, "/d: I/O error")
     assert refusal(driver, "CheckClaims") == (
         Status.FAILED_PRECONDITION,
@@ -149,8 +154,8 @@ def test_failed_opening_of_handler_is_retried_by_the_next_call(serving: Serving,
 # --- success ------------------------------------------------------------------------------------------------
 
 
-def test_check_claims_answers_in_the_order_of_the_request(serving: Serving, driver: Driver) -> None:
-    serving.handler.blocked_uids = {"b", "c"}
+def test_check_claims_answers_in_the_order_of_the_request(link_server: LinkServer, driver: Driver) -> None:
+    link_server.handler.blocked_uids = {"b", "c"}
     answers = driver.call("CheckClaims", claims=[claim("c"), claim("a"), claim("b")]).answers
     assert [(answer.uid, answer.HasField("verdict")) for answer in answers] == [
         ("c", True),
@@ -162,7 +167,7 @@ def test_check_claims_answers_in_the_order_of_the_request(serving: Serving, driv
     assert "ns/c (bad-config" in answers[2].verdict.text
 
 
-def test_report_prepare_returns_verdicts_of_failed_claims(serving: Serving, driver: Driver) -> None:
+def test_report_prepare_returns_verdicts_of_failed_claims(link_server: LinkServer, driver: Driver) -> None:
     evidence = message("Evidence", nvml=message("NvmlReturn", code=15, device="gpu-0"))
     outcomes = [
         message("PrepareOutcome", claim=claim("a", "gpu-0"), failed=True, evidence=[evidence]),
@@ -177,7 +182,7 @@ def test_report_prepare_returns_verdicts_of_failed_claims(serving: Serving, driv
         ("test.drahealth.example", "p", "gpu-0")
     ]
     assert (verdict.count, verdict.first_s) == (0, 0.0), "failures are not recorded"
-    ((method, error_status),) = serving.handler.calls
+    ((method, error_status),) = link_server.handler.calls
     assert method == "prepared"
     assert [
         status.evidence if status.evidence is None else len(status.evidence) for status in error_status
@@ -187,24 +192,26 @@ def test_report_prepare_returns_verdicts_of_failed_claims(serving: Serving, driv
         0,
     ]
     driver.call("ReportPrepare", step=2, outcomes=outcomes[1:2])
-    assert serving.handler.calls[-1] == ("unprepared", [error_status[1]])
+    assert link_server.handler.calls[-1] == ("unprepared", [error_status[1]])
 
 
-def test_declaring_4096_devices_does_not_block_health_streams(serving: Serving, driver: Driver) -> None:
-    release = serving.handler.hold("sync")
-    with watch_health(serving.socket) as kubelet:
+def test_declaring_4096_devices_does_not_block_health_streams(
+    link_server: LinkServer, driver: Driver
+) -> None:
+    release = link_server.handler.hold("sync")
+    with watch_health(link_server.socket) as kubelet:
         kubelet.wait_opened()
         call = driver.call_async("SyncDevices", devices=[cpus(number) for number in range(4096)])
-        eventually(lambda: len(serving.handler.calls) == 1, "the devices are decoded")
-        serving.publish(2)
+        eventually(lambda: len(link_server.handler.calls) == 1, "the devices are decoded")
+        link_server.publish(2)
         assert kubelet.next().devices[0].last_updated_time == 1_700_000_002
         assert not call.done()
         release.set()
         assert call.result() == message("SyncDevicesReply", devices=4096, evaluated=True)
-    assert all(name.startswith("dh-link-") for name in serving.handler.threads)
+    assert all(name.startswith("dh-link-") for name in link_server.handler.threads)
 
 
-def test_request_with_longest_names_fits(serving: Serving, driver: Driver) -> None:
+def test_request_with_longest_names_fits(link_server: LinkServer, driver: Driver) -> None:
     name = "n" * 253
     claims = [
         message(
@@ -222,10 +229,10 @@ def test_request_with_longest_names_fits(serving: Serving, driver: Driver) -> No
 # --- concurrency -------------------------------------------------------------------------------------------
 
 
-def test_hanging_declaration_delays_no_check_and_no_report(serving: Serving, driver: Driver) -> None:
-    release = serving.handler.hold("sync")
+def test_hanging_declaration_delays_no_check_and_no_report(link_server: LinkServer, driver: Driver) -> None:
+    release = link_server.handler.hold("sync")
     declared = driver.call_async("SyncDevices")
-    eventually(lambda: serving.handler.calls == [("sync", [])], "the declaration hangs")
+    eventually(lambda: link_server.handler.calls == [("sync", [])], "the declaration hangs")
     assert len(driver.call("CheckClaims", claims=[claim("a")]).answers) == 1
     assert driver.call("Classify", evidence=[message("Evidence", text="busy")]).verdict.code
     assert len(driver.call("ReportPrepare", step=1).answers) == 0
@@ -234,10 +241,10 @@ def test_hanging_declaration_delays_no_check_and_no_report(serving: Serving, dri
     assert declared.result().evaluated
 
 
-def test_abandoned_reports_are_recorded_in_order(serving: Serving, driver: Driver) -> None:
-    release = serving.handler.hold("prepared")
+def test_abandoned_reports_are_recorded_in_order(link_server: LinkServer, driver: Driver) -> None:
+    release = link_server.handler.hold("prepared")
     calls = [driver.call_async("ReportPrepare", step=1)]
-    eventually(lambda: len(serving.handler.calls) == 1, "the first report hangs")
+    eventually(lambda: len(link_server.handler.calls) == 1, "the first report hangs")
     for uid in ("a", "b"):
         outcome = message("PrepareOutcome", claim=claim(uid))
         calls.append(driver.call_async("ReportPrepare", step=1, outcomes=[outcome]))
@@ -247,14 +254,14 @@ def test_abandoned_reports_are_recorded_in_order(serving: Serving, driver: Drive
     driver.call("CheckClaims")  # arrives after the end of all of them
     release.set()
     driver.call("ReportPrepare", step=2)
-    reports = [given for method, given in serving.handler.calls if method != "check"]
+    reports = [given for method, given in link_server.handler.calls if method != "check"]
     assert [[result.claim.uid for result in report] for report in reports] == [[], ["a"], ["b"], []]
 
 
-def test_cancelled_call_leaves_the_queue(serving: Serving, driver: Driver) -> None:
-    release = serving.handler.hold("sync")
+def test_cancelled_call_leaves_the_queue(link_server: LinkServer, driver: Driver) -> None:
+    release = link_server.handler.hold("sync")
     first = driver.call_async("SyncDevices")
-    eventually(lambda: len(serving.handler.calls) == 1, "the declaration hangs")
+    eventually(lambda: len(link_server.handler.calls) == 1, "the declaration hangs")
     waiting = [driver.call_async("SyncDevices") for _ in range(QUEUE_MAX)]
     eventually(
         lambda: (
@@ -285,13 +292,13 @@ def error_status(call: Any) -> Status:
 
 def test_shutdown_waits_for_reports_and_not_for_hanging_disk(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        serving = stack.enter_context(Serving(tmp_path))
-        driver = stack.enter_context(Driver(serving.socket))
-        release = serving.handler.hold("sync")
+        link_server = stack.enter_context(LinkServer(tmp_path))
+        driver = stack.enter_context(Driver(link_server.socket))
+        release = link_server.handler.hold("sync")
         declared = driver.call_async("SyncDevices")
-        eventually(lambda: len(serving.handler.calls) == 1, "the declaration hangs")
+        eventually(lambda: len(link_server.handler.calls) == 1, "the declaration hangs")
         driver.call("ReportPrepare", step=1)
-        assert serving.thread.stop(PATIENCE_S), "the server ends although a call hangs"
+        assert link_server.thread.stop(PATIENCE_S), "the server ends although a call hangs"
         with pytest.raises(grpc.RpcError) as raised:
             declared.result()
         assert raised.value.code() is Status.UNAVAILABLE
@@ -326,17 +333,17 @@ FAILURES = [
     ("error", "status", "text"), FAILURES, ids=[str(type(failure[0]).__name__) for failure in FAILURES]
 )
 def test_handler_error_becomes_its_status_and_service_continues(
-    serving: Serving, driver: Driver, error: BaseException, status: Status, text: str
+    link_server: LinkServer, driver: Driver, error: BaseException, status: Status, text: str
 ) -> None:
-    serving.handler.errors["sync"] = error
+    link_server.handler.errors["sync"] = error
     assert refusal(driver, "SyncDevices") == (status, text)
     assert list(driver.call("CheckClaims").answers) == []
 
 
 def test_internal_error_is_logged_once(
-    serving: Serving, driver: Driver, caplog: pytest.LogCaptureFixture
+    link_server: LinkServer, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    serving.handler.errors["sync"] = serving.handler.errors["check"] = LookupError("not foreseen")
+    link_server.handler.errors["sync"] = link_server.handler.errors["check"] = LookupError("not foreseen")
     with caplog.at_level(logging.ERROR, logger="agent.serve.driver_link.service"):
         for method in ("SyncDevices", "CheckClaims", "SyncDevices"):
             assert refusal(driver, method)[0] is Status.INTERNAL
@@ -375,14 +382,14 @@ def read_status(client: RawClient, stream: int) -> tuple[str, str]:
 
 @pytest.mark.usefixtures("unsent_64_kib")
 def test_stalled_taint_streams_above_the_limit_end_the_longest_wait(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving, RawClient(serving.socket, window=0) as client:
+    with LinkServer(tmp_path) as link_server, RawClient(link_server.socket, window=0) as client:
         for number in range(3):
             refs = [DeviceRef("d", "p" * 253, f"{index:063d}") for index in range(100)]
-            serving.handler.newest.publish(Taints(dict.fromkeys(refs, taints(number + 1).devices[B])))
+            link_server.handler.newest.publish(Taints(dict.fromkeys(refs, taints(number + 1).devices[B])))
             client.call(2 * number + 1, f"/{API}/WatchTaints")
             if not number:
                 client.next_headers(1)
-            with RawClient(serving.socket) as reader:  # the stream before has got the message, too
+            with RawClient(link_server.socket) as reader:  # the stream before has got the message, too
                 reader.call(path=f"/{API}/WatchTaints")
                 reader.next_of(DATA, 1)
         status, text = read_status(client, 1)
@@ -392,9 +399,9 @@ def test_stalled_taint_streams_above_the_limit_end_the_longest_wait(tmp_path: Pa
 
 @pytest.mark.usefixtures("unsent_64_kib")
 def test_unread_replies_above_the_limit_end_the_longest_wait(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving, RawClient(serving.socket, window=0) as client:
-        serving.handler.blocked_uids = {f"{number:04d}" for number in range(64)}
-        claims = [claim(uid) for uid in sorted(serving.handler.blocked_uids)]
+    with LinkServer(tmp_path) as link_server, RawClient(link_server.socket, window=0) as client:
+        link_server.handler.blocked_uids = {f"{number:04d}" for number in range(64)}
+        claims = [claim(uid) for uid in sorted(link_server.handler.blocked_uids)]
         request = message("CheckClaimsRequest", claims=claims).SerializeToString()
         for stream in range(1, 17, 2):
             client.headers(stream, request_headers(f"/{API}/CheckClaims"))
@@ -404,19 +411,19 @@ def test_unread_replies_above_the_limit_end_the_longest_wait(tmp_path: Path) -> 
         assert "limit 65536; connect again" in text
 
 
-def test_stalled_taint_stream_does_not_keep_old_taints(serving: Serving) -> None:
+def test_stalled_taint_stream_does_not_keep_old_taints(link_server: LinkServer) -> None:
     class TracedTaints(Taints):
         """Taints whose end can be observed: those of the base class have no weak references."""
 
-    with RawClient(serving.socket, window=0) as client, RawClient(serving.socket) as other:
+    with RawClient(link_server.socket, window=0) as client, RawClient(link_server.socket) as other:
         old = TracedTaints(taints(1).devices)
         is_kept = weakref.ref(old)
-        serving.handler.newest.publish(old)
+        link_server.handler.newest.publish(old)
         for caller in (client, other):
             caller.call(path=f"/{API}/WatchTaints")
         other.next_of(DATA, 1)
         del old
-        serving.handler.newest.publish(taints(2))
+        link_server.handler.newest.publish(taints(2))
         other.next_of(DATA, 1)
         eventually(lambda: is_kept() is None, "the end of the taints")
 
@@ -433,11 +440,11 @@ def taints(*added: int) -> Taints:
     return Taints({B: taints_of_b, DeviceRef("d", "p", "a"): (), DeviceRef("d", "o", "z"): ()})
 
 
-def test_watch_taints_sends_current_taints_and_changes(serving: Serving, driver: Driver) -> None:
+def test_watch_taints_sends_current_taints_and_changes(link_server: LinkServer, driver: Driver) -> None:
     with driver.watch() as first, driver.watch() as second:
         first.wait_opened()
         second.wait_opened()
-        serving.handler.newest.publish(taints(1_700_000_000))
+        link_server.handler.newest.publish(taints(1_700_000_000))
         for stream in (first, second):
             received = stream.next().devices
             assert [(device.pool, device.name, len(device.taints)) for device in received] == [
@@ -446,18 +453,18 @@ def test_watch_taints_sends_current_taints_and_changes(serving: Serving, driver:
             (taint,) = received[2].taints
             assert (taint.key, taint.value) == ("test.drahealth.example/gpu.lost", "")
             assert (taint.effect, taint.time_added_s) == (2, 1_700_000_000)
-        serving.handler.newest.publish(taints())
+        link_server.handler.newest.publish(taints())
         assert [len(device.taints) for device in first.next().devices] == [0, 0, 0]
     with driver.watch() as later:
         assert [len(device.taints) for device in later.next().devices] == [0, 0, 0]
 
 
-def test_too_many_taints_are_reduced_to_the_worst(serving: Serving, driver: Driver) -> None:
+def test_too_many_taints_are_reduced_to_the_worst(link_server: LinkServer, driver: Driver) -> None:
     sixteen = tuple(Taint(f"{'d' * 63}/{n:063d}", "v" * 63, Effect.NONE, 1) for n in range(16))
     with driver.watch() as stream:
         for count, remaining in [(384, 16), (385, 8), (4096, 1)]:
             devices = {DeviceRef("d", "p" * 253, f"{n:063d}"): sixteen for n in range(count)}
-            serving.handler.newest.publish(Taints(devices))
+            link_server.handler.newest.publish(Taints(devices))
             received = stream.next()
             assert len(received.devices) == count
             assert {len(device.taints) for device in received.devices} == {remaining}
@@ -467,8 +474,10 @@ def test_too_many_taints_are_reduced_to_the_worst(serving: Serving, driver: Driv
             assert received.ByteSize() < 4 << 20
 
 
-def test_driver_name_without_valid_key_ends_stream_with_reason(serving: Serving, driver: Driver) -> None:
-    serving.handler.errors["taints"] = ConfigError("a driver of 70 bytes can begin no key")
+def test_driver_name_without_valid_key_ends_stream_with_reason(
+    link_server: LinkServer, driver: Driver
+) -> None:
+    link_server.handler.errors["taints"] = ConfigError("a driver of 70 bytes can begin no key")
     with driver.watch() as stream:
         stream.wait_opened()
         with pytest.raises(grpc.RpcError) as raised:
@@ -477,16 +486,16 @@ def test_driver_name_without_valid_key_ends_stream_with_reason(serving: Serving,
     assert raised.value.details() == "a driver of 70 bytes can begin no key"
 
 
-def test_taint_streams_do_not_count_as_health_subscribers(serving: Serving, driver: Driver) -> None:
-    serving.handler.newest.publish(taints())
+def test_taint_streams_do_not_count_as_health_subscribers(link_server: LinkServer, driver: Driver) -> None:
+    link_server.handler.newest.publish(taints())
     reply = message_class("drahealth.v1", "StatusReply")
-    with driver.watch() as stream, watch_health(serving.socket) as kubelet:
+    with driver.watch() as stream, watch_health(link_server.socket) as kubelet:
         stream.next()
         kubelet.wait_opened()
-        with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
+        with grpc.insecure_channel(f"unix:{link_server.agent}") as channel:
             call = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
             streams = {
                 subscriber.socket: subscriber.streams
                 for subscriber in call(b"", timeout=PATIENCE_S).subscribers
             }
-    assert streams == {f"drivers/{serving.socket.name}": 1, "agent.sock": 0}
+    assert streams == {f"drivers/{link_server.socket.name}": 1, "agent.sock": 0}

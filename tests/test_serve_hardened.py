@@ -73,10 +73,10 @@ UNIMPLEMENTED = "12"
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as serving:
-        serving.publish(device())
-        yield serving
+def agent_server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as agent_server:
+        agent_server.publish(device())
+        yield agent_server
 
 
 def next_device_names(client: RawClient, stream: int = 1) -> list[str]:
@@ -92,8 +92,8 @@ def read_to_the_end(client: RawClient) -> None:
             pass
 
 
-def still_serves(serving: Serving) -> bool:
-    with watch_health(serving.health) as watcher:
+def still_serves(agent_server: Serving) -> bool:
+    with watch_health(agent_server.health) as watcher:
         return names(watcher.next()) == ["cpu-node0"]
 
 
@@ -101,8 +101,8 @@ def still_serves(serving: Serving) -> bool:
 
 
 @pytest.mark.parametrize("kind", [0x42, PRIORITY_UPDATE, 0xFF])
-def test_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None:
-    with RawClient(serving.health) as client:
+def test_frame_of_unknown_type_is_ignored(agent_server: Serving, kind: int) -> None:
+    with RawClient(agent_server.health) as client:
         client.send(frame(kind, 0xFF, 0, b"\0\0\0\1u=1"))
         client.call()
         assert next_device_names(client) == ["cpu-node0"]
@@ -123,8 +123,8 @@ def test_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None:
         (b"grpc-previous-rpc-attempts", b"\xff"),
     ],
 )
-def test_unread_headers_may_have_any_value(serving: Serving, header: tuple[bytes, bytes]) -> None:
-    with RawClient(serving.health) as client:
+def test_unread_headers_may_have_any_value(agent_server: Serving, header: tuple[bytes, bytes]) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [*request_headers(), header])
         client.send(frame(DATA, END_STREAM, 1, message()))
         assert next_device_names(client) == ["cpu-node0"]
@@ -132,9 +132,9 @@ def test_unread_headers_may_have_any_value(serving: Serving, header: tuple[bytes
 
 @pytest.mark.parametrize("name", [b":method", b":path"])
 def test_request_without_a_pseudo_header_is_reset(
-    serving: Serving, caplog: pytest.LogCaptureFixture, name: bytes
+    agent_server: Serving, caplog: pytest.LogCaptureFixture, name: bytes
 ) -> None:
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [header for header in request_headers() if header[0] != name])
         assert client.next_of(RST_STREAM, 1) == (0, b"\0\0\0\1")  # PROTOCOL_ERROR
         client.call(stream=3)
@@ -144,9 +144,9 @@ def test_request_without_a_pseudo_header_is_reset(
 
 
 @pytest.mark.parametrize("authority", [b"localhost", b"%2Frun%2Fa.sock", b"", None])
-def test_any_authority_is_accepted(serving: Serving, authority: bytes | None) -> None:
+def test_any_authority_is_accepted(agent_server: Serving, authority: bytes | None) -> None:
     headers = [header for header in request_headers() if header[0] != b":authority"]
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         client.headers(1, headers if authority is None else [*headers, (b":authority", authority)])
         client.send(frame(DATA, END_STREAM, 1, message()))
         assert next_device_names(client) == ["cpu-node0"]
@@ -155,8 +155,8 @@ def test_any_authority_is_accepted(serving: Serving, authority: bytes | None) ->
 @pytest.mark.parametrize(
     "path", ["/v1.DRAResourceHealth/Other", "/v2.DRAResourceHealth/NodeWatchResources", "*"]
 )
-def test_unknown_method_is_unimplemented(serving: Serving, path: str) -> None:
-    with RawClient(serving.health) as client:
+def test_unknown_method_is_unimplemented(agent_server: Serving, path: str) -> None:
+    with RawClient(agent_server.health) as client:
         client.call(path=path)
         trailers = client.next_headers()
         assert (trailers["grpc-status"], trailers["content-type"]) == (UNIMPLEMENTED, "application/grpc")
@@ -164,9 +164,9 @@ def test_unknown_method_is_unimplemented(serving: Serving, path: str) -> None:
 
 @pytest.mark.parametrize("missing", [b":method", b":path"])
 def test_request_without_method_or_path_is_reset(
-    serving: Serving, missing: bytes, caplog: pytest.LogCaptureFixture
+    agent_server: Serving, missing: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [header for header in request_headers() if header[0] != missing])
         client.next_of(RST_STREAM, 1)
         client.call(stream=3)
@@ -174,8 +174,8 @@ def test_request_without_method_or_path_is_reset(
 
 
 @pytest.mark.parametrize("timeout", [b"soon", b"-1S", b"", b"123456789S", b"9" * 400 + b"H"])
-def test_invalid_timeout_is_refused(serving: Serving, timeout: bytes) -> None:
-    with RawClient(serving.health) as client:
+def test_invalid_timeout_is_refused(agent_server: Serving, timeout: bytes) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-timeout", timeout)])
         trailers = client.next_headers()
         assert (trailers["grpc-status"], trailers["grpc-message"]) == ("2", "Invalid grpc-timeout header")
@@ -183,17 +183,17 @@ def test_invalid_timeout_is_refused(serving: Serving, timeout: bytes) -> None:
 
 @pytest.mark.parametrize("timeout", [b"1n", b"0S", b"999u"])
 def test_deadline_below_a_millisecond_is_deadline_exceeded(
-    serving: Serving, timeout: bytes, caplog: pytest.LogCaptureFixture
+    agent_server: Serving, timeout: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-timeout", timeout)])
         answer = client.next_headers()
         assert answer.get("grpc-status") or client.next_headers()["grpc-status"] == "4"
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_deadline_is_kept(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_deadline_is_kept(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         began_s = time.monotonic()
         client.headers(1, [*request_headers(), (b"grpc-timeout", b"1S")])
         client.send(frame(DATA, END_STREAM, 1, message()))
@@ -205,8 +205,8 @@ def test_deadline_is_kept(serving: Serving) -> None:
 # --- requests
 
 
-def test_end_of_stream_without_body_is_the_empty_request(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_end_of_stream_without_body_is_the_empty_request(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers(), flags=END_HEADERS | END_STREAM)
         assert next_device_names(client) == ["cpu-node0"]
         client.headers(3, request_headers())
@@ -214,23 +214,23 @@ def test_end_of_stream_without_body_is_the_empty_request(serving: Serving) -> No
         assert next_device_names(client, 3) == ["cpu-node0"]
 
 
-def test_empty_frame_in_a_request_is_ignored(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_empty_frame_in_a_request_is_ignored(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers())
         for part in (b"", b"\0\0", b"", b"\0\0\0"):
             client.send(frame(DATA, 0, 1, part))
         assert next_device_names(client) == ["cpu-node0"]
 
 
-def test_client_that_never_ends_its_side_is_served(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_client_that_never_ends_its_side_is_served(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, 0, 1, message()))
         assert next_device_names(client) == ["cpu-node0"]
 
 
-def test_compressed_request_is_unimplemented(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_compressed_request_is_unimplemented(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
         client.send(frame(DATA, END_STREAM, 1, message(b"\x1f\x8b", compressed=1)))
         trailers = client.next_headers()
@@ -238,15 +238,15 @@ def test_compressed_request_is_unimplemented(serving: Serving) -> None:
         assert "compressed messages are not supported" in trailers["grpc-message"]
 
 
-def test_uncompressed_request_with_grpc_encoding_is_served(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_uncompressed_request_with_grpc_encoding_is_served(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
         client.send(frame(DATA, END_STREAM, 1, message()))
         assert next_device_names(client) == ["cpu-node0"]
 
 
-def test_request_above_the_limit_is_refused_with_the_numbers(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_request_above_the_limit_is_refused_with_the_numbers(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, 0, 1, struct.pack(">BI", 0, 200 << 20)))
         trailers = client.next_headers()
@@ -254,11 +254,11 @@ def test_request_above_the_limit_is_refused_with_the_numbers(serving: Serving) -
         assert trailers["grpc-message"] == "message is 209715200 bytes, limit 65536; refused unread"
 
 
-def test_request_at_the_limit_is_read(serving: Serving) -> None:
+def test_request_at_the_limit_is_read(agent_server: Serving) -> None:
     unknown_field = b"\x7a" + b"\xfc\xff\x03" + bytes(REQUEST_LIMIT - 4)
     assert len(unknown_field) == REQUEST_LIMIT
     body = message(unknown_field)
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers())
         for start in range(0, 60_000, 15_000):
             client.send(frame(DATA, 0, 1, body[start : start + 15_000]))
@@ -267,11 +267,11 @@ def test_request_at_the_limit_is_read(serving: Serving) -> None:
         assert next_device_names(client) == ["cpu-node0"]
 
 
-def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
+def test_unfinished_requests_are_limited_in_memory(agent_server: Serving) -> None:
     """Each of a hundred streams of 128 connections may have begun a request; lists are still served."""
     header = struct.pack(">BI", 0, REQUEST_LIMIT)
     maximum = USER_REQUESTS_LIMIT // REQUEST_LIMIT
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         streams = range(1, 2 * maximum + 3, 2)
         for stream in streams:
             client.headers(stream, request_headers())
@@ -282,7 +282,7 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
             f"message is 65536 bytes, and other requests of uid {os.geteuid()} hold 3145728 bytes, limit "
             "3145728 for a user; refused unread; retry later"
         )
-        assert still_serves(serving)
+        assert still_serves(agent_server)
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         client.call(streams[-1] + 2)
         assert next_device_names(client, streams[-1] + 2) == ["cpu-node0"]
@@ -291,8 +291,8 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
         assert next_device_names(client, streams[-1] + 4) == ["cpu-node0"]
 
 
-def test_requests_on_all_sockets_are_limited_in_memory(serving: Serving) -> None:
-    first, other = (server.memory for _, _, server in serving.servers._served)
+def test_requests_on_all_sockets_are_limited_in_memory(agent_server: Serving) -> None:
+    first, other = (server.memory for _, _, server in agent_server.servers._served)
     full = [OpenRequestBytes(first._sockets) for _ in range(4)]
     for memory in full:
         assert memory.reserve(1, USER_REQUESTS_LIMIT) == ""
@@ -313,8 +313,8 @@ def test_requests_of_all_users_are_limited_in_memory() -> None:
     assert memory.reserve(3, 1) == ""
 
 
-def test_request_whose_message_does_not_arrive_is_ended(serving: Serving, monkeypatch) -> None:
-    with RawClient(serving.health) as client:
+def test_request_whose_message_does_not_arrive_is_ended(agent_server: Serving, monkeypatch) -> None:
+    with RawClient(agent_server.health) as client:
         client.call(1)
         assert next_device_names(client) == ["cpu-node0"]
         monkeypatch.setattr(hardened, "RECEIVE_S", 0.05)
@@ -326,13 +326,13 @@ def test_request_whose_message_does_not_arrive_is_ended(serving: Serving, monkey
             assert trailers["grpc-message"] == (
                 "the message of the request has not arrived within 0.05 s; send it at once"
             )
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(client) == ["cpu-node0"], "a request with its message stays"
 
 
-def test_peer_that_exceeds_the_window_is_disconnected(serving: Serving) -> None:
+def test_peer_that_exceeds_the_window_is_disconnected(agent_server: Serving) -> None:
     """The whole connection's window is 64 KiB - 1; exceeding it ends the connection."""
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         first = client.next_frame()
         assert first is not None
         settings = dict(struct.iter_unpack(">HI", first[3]))
@@ -342,12 +342,12 @@ def test_peer_that_exceeds_the_window_is_disconnected(serving: Serving) -> None:
         assert next_device_names(client) == ["cpu-node0"]
         client.send(frame(DATA, 0, 1, bytes(16_000)) * 5)
         read_to_the_end(client)
-    assert still_serves(serving)
+    assert still_serves(agent_server)
 
 
 @pytest.mark.parametrize("part", [b"\0", b"\0\0\0\0", b"\0\0\0\0\5ab", b"\0\0\0\0\5"])
-def test_truncated_request_is_an_error(serving: Serving, part: bytes) -> None:
-    with RawClient(serving.health) as client:
+def test_truncated_request_is_an_error(agent_server: Serving, part: bytes) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, END_STREAM, 1, part))
         trailers = client.next_headers()
@@ -355,8 +355,8 @@ def test_truncated_request_is_an_error(serving: Serving, part: bytes) -> None:
         assert trailers["grpc-message"] == "the gRPC stream ended in the middle of a message"
 
 
-def test_request_that_is_not_protobuf_is_an_error(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_request_that_is_not_protobuf_is_an_error(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, END_STREAM, 1, message(b"\xff")))
         trailers = client.next_headers()
@@ -381,17 +381,17 @@ def test_request_that_is_not_protobuf_is_an_error(serving: Serving) -> None:
     ],
     ids=["http1", "zeros", "idle-stream", "bad-hpack", "bad-settings", "huge-frame", "zero-window", "goaway"],
 )
-def test_garbage_ends_only_its_own_connection(serving: Serving, garbage: bytes) -> None:
-    with RawClient(serving.health) as bystander:
+def test_garbage_ends_only_its_own_connection(agent_server: Serving, garbage: bytes) -> None:
+    with RawClient(agent_server.health) as bystander:
         bystander.call()
         assert next_device_names(bystander) == ["cpu-node0"]
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE_S)
-            sock.connect(str(serving.health))
+            sock.connect(str(agent_server.health))
             sock.sendall(garbage)
             while sock.recv(65_536):
                 pass
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(bystander) == ["cpu-node0"]
 
 
@@ -404,31 +404,31 @@ def test_h2_buffers_received_bytes_where_hardened_reads_them() -> None:
 
 
 def test_leaked_connections_give_way_to_new_ones_idle_first(
-    serving: Serving, caplog: pytest.LogCaptureFixture
+    agent_server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.ExitStack() as stack:
         leaked = []
         for _ in range(CONNECTION_LIMIT):
-            leaked.append(stack.enter_context(RawClient(serving.health)))
+            leaked.append(stack.enter_context(RawClient(agent_server.health)))
             leaked[-1].next_frame()  # accepted; the queue holds fewer than the limit
         leaked[0].call()
         assert next_device_names(leaked[0]) == ["cpu-node0"]
-        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "all are listed")
-        assert still_serves(serving)
+        eventually(lambda: connections(agent_server.health) == CONNECTION_LIMIT, "all are listed")
+        assert still_serves(agent_server)
         read_to_the_end(leaked[1])
         (logged,) = [record.getMessage() for record in caplog.records if record.name == server.__name__]
         assert logged.startswith(
-            f"{serving.health}: limit of {CONNECTION_LIMIT} connections reached: closed 1 connections, idle"
+            f"{agent_server.health}: limit of {CONNECTION_LIMIT} connections reached: closed 1 connections, "
         )
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(leaked[0]) == ["cpu-node0"], "a connection with a stream stays"
 
 
-def test_connections_with_streams_stay_and_new_ones_are_refused(serving: Serving) -> None:
+def test_connections_with_streams_stay_and_new_ones_are_refused(agent_server: Serving) -> None:
     with contextlib.ExitStack() as stack:
         busy = []
         for _ in range(CONNECTION_LIMIT):
-            busy.append(stack.enter_context(RawClient(serving.health)))
+            busy.append(stack.enter_context(RawClient(agent_server.health)))
             busy[-1].call()
             assert next_device_names(busy[-1]) == [
                 "cpu-node0"
@@ -436,42 +436,46 @@ def test_connections_with_streams_stay_and_new_ones_are_refused(serving: Serving
         for _ in range(20):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(PATIENCE_S)
-                sock.connect(str(serving.health))
+                sock.connect(str(agent_server.health))
                 with contextlib.suppress(ConnectionResetError):
                     while sock.recv(65_536):
                         pass
-        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "refused connections are closed")
-        serving.publish(device(verified=2))
+        eventually(
+            lambda: connections(agent_server.health) == CONNECTION_LIMIT, "refused connections are closed"
+        )
+        agent_server.publish(device(verified=2))
         assert [next_device_names(client) for client in busy] == [["cpu-node0"]] * CONNECTION_LIMIT
         busy[0].sock.close()
-        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT - 1, "one connection has ended")
-        assert still_serves(serving)
+        eventually(
+            lambda: connections(agent_server.health) == CONNECTION_LIMIT - 1, "one connection has ended"
+        )
+        assert still_serves(agent_server)
 
 
-def test_user_with_most_connections_gives_way_to_another(serving: Serving, monkeypatch) -> None:
+def test_user_with_most_connections_gives_way_to_another(agent_server: Serving, monkeypatch) -> None:
     users = itertools.chain([1] * CONNECTION_LIMIT, itertools.repeat(2))
     monkeypatch.setattr(server, "peer_credentials", lambda _: PeerCredentials(1, next(users)))
     with contextlib.ExitStack() as stack:
         busy = []
         for _ in range(CONNECTION_LIMIT):
-            busy.append(stack.enter_context(RawClient(serving.health)))
+            busy.append(stack.enter_context(RawClient(agent_server.health)))
             busy[-1].call()
             assert next_device_names(busy[-1]) == [
                 "cpu-node0"
             ]  # accepted; the queue holds fewer than the limit
-        assert still_serves(serving)
+        assert still_serves(agent_server)
         read_to_the_end(busy[-1])
 
 
-def test_connection_whose_requests_have_ended_is_idle(serving: Serving) -> None:
+def test_connection_whose_requests_have_ended_is_idle(agent_server: Serving) -> None:
     with contextlib.ExitStack() as stack:
         called = []
         for _ in range(CONNECTION_LIMIT):
-            called.append(stack.enter_context(RawClient(serving.agent)))
+            called.append(stack.enter_context(RawClient(agent_server.agent)))
             called[-1].call(path=STATUS)
             while "grpc-status" not in called[-1].next_headers():
                 pass
-        with RawClient(serving.agent) as client:
+        with RawClient(agent_server.agent) as client:
             client.call(path=STATUS)
             assert client.next_headers()[":status"] == "200"
         read_to_the_end(called[0])
@@ -488,38 +492,38 @@ def client_with_stream(path: Path) -> RawClient:
             return client
 
 
-def test_idle_connection_is_closed_after_its_time(serving: Serving, monkeypatch) -> None:
+def test_idle_connection_is_closed_after_its_time(agent_server: Serving, monkeypatch) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(server, "IDLE_S", 0.05)
-    with RawClient(serving.health) as idle, client_with_stream(serving.health) as client:
+    with RawClient(agent_server.health) as idle, client_with_stream(agent_server.health) as client:
         _, payload = idle.next_of(GOAWAY, 0)
         assert struct.unpack(">II", payload) == (0, 0)
         read_to_the_end(idle)
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(client) == ["cpu-node0"], "a connection with a request stays"
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         client.next_of(GOAWAY, 0)
 
 
-def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch) -> None:
+def test_client_without_handshake_is_disconnected(agent_server: Serving, monkeypatch) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
-    with client_with_stream(serving.health) as client, socket.socket(socket.AF_UNIX) as silent:
+    with client_with_stream(agent_server.health) as client, socket.socket(socket.AF_UNIX) as silent:
         silent.settimeout(PATIENCE_S)
-        silent.connect(str(serving.health))
+        silent.connect(str(agent_server.health))
         with contextlib.suppress(ConnectionResetError):
             while silent.recv(65_536):
                 pass
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(client) == ["cpu-node0"]
 
 
-def test_silent_clients_are_logged_once_a_minute(serving: Serving, monkeypatch, caplog) -> None:
+def test_silent_clients_are_logged_once_a_minute(agent_server: Serving, monkeypatch, caplog) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
     with caplog.at_level("INFO"), contextlib.ExitStack() as clients:
         silent = [clients.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
         for client in silent:
             client.settimeout(PATIENCE_S)
-            client.connect(str(serving.health))
+            client.connect(str(agent_server.health))
         for client in silent:
             with contextlib.suppress(ConnectionResetError):
                 while client.recv(65_536):
@@ -616,8 +620,8 @@ def test_stalled_readers_of_different_reports_are_ended(
     """Each stream of a client that reads nothing holds another report of a megabyte."""
     monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 4 << 20))
     many = [device(f"cpu-node{number}", message="x" * 500) for number in range(2000)]
-    with Serving(tmp_path) as serving:
-        with RawClient(serving.agent) as client:
+    with Serving(tmp_path) as agent_server:
+        with RawClient(agent_server.agent) as client:
             begun, trailers = set[int](), dict[int, dict[str, str]]()
 
             def read_headers() -> None:
@@ -630,7 +634,7 @@ def test_stalled_readers_of_different_reports_are_ended(
                         trailers[received[2]] = headers
 
             for number in range(12):
-                serving.publish(*(health._replace(verified=at(number + 2)) for health in many))
+                agent_server.publish(*(health._replace(verified=at(number + 2)) for health in many))
                 client.call(2 * number + 1, path=WATCH)
                 while 2 * number + 1 not in begun:
                     read_headers()
@@ -638,8 +642,8 @@ def test_stalled_readers_of_different_reports_are_ended(
                 read_headers()
             assert trailers[1]["grpc-status"] == "8"
             assert "limit 4194304; connect again" in trailers[1]["grpc-message"]
-        serving.publish(device(verified=99))
-        assert still_serves(serving)
+        agent_server.publish(device(verified=99))
+        assert still_serves(agent_server)
 
 
 def status_of(client: RawClient, stream: int) -> tuple[str, str]:
@@ -656,21 +660,21 @@ def test_stalled_reader_of_several_lists_holds_them_all(
     """The health of 2,000 devices is four lists of a megabyte, of which the first one waits."""
     monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 6 << 20))
     many = [device(f"cpu-node{number}", message="x" * 2000) for number in range(2000)]
-    with Serving(tmp_path) as serving, RawClient(serving.health, window=0) as client:
+    with Serving(tmp_path) as agent_server, RawClient(agent_server.health, window=0) as client:
         for number in range(2):
-            serving.publish(*(health._replace(verified=at(number + 2)) for health in many))
+            agent_server.publish(*(health._replace(verified=at(number + 2)) for health in many))
             client.call(2 * number + 1)
             if not number:
                 client.next_headers(1)
-                with RawClient(serving.health) as reader:  # the stream before has got its lists, too
+                with RawClient(agent_server.health) as reader:  # the stream before has got its lists, too
                     reader.call()
                     reader.next_of(DATA, 1)
         assert status_of(client, 1)[0] == "8"
 
 
-def test_request_that_is_reset_at_once_releases_its_window(serving: Serving) -> None:
+def test_request_that_is_reset_at_once_releases_its_window(agent_server: Serving) -> None:
     """Four such requests would fill the connection's window."""
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         for stream in range(1, 81, 2):
             header = client.encode_headers(stream, request_headers()) + frame(DATA, 0, stream, bytes(16_000))
             client.send(header + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
@@ -680,9 +684,11 @@ def test_request_that_is_reset_at_once_releases_its_window(serving: Serving) -> 
         assert next_device_names(client, 81) == ["cpu-node0"]
 
 
-def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+def test_leaked_requests_are_limited(agent_server: Serving, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(RawClient(serving.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)]
+        clients = [
+            stack.enter_context(RawClient(agent_server.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)
+        ]
         for client in clients:
             for stream in range(1, 128, 2):
                 client.call(stream)
@@ -691,9 +697,9 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
         assert not any(is_served(clients[0], next(more)) for _ in range(20))
         (logged,) = [record.getMessage() for record in caplog.records if record.name == server.__name__]
         assert logged.startswith(
-            f"{serving.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused or ended 1 requests"
+            f"{agent_server.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused or ended 1 "
         )
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(clients[-1], 127) == ["cpu-node0"]
         clients[0].send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         eventually(lambda: is_served(clients[0], next(more)), "one request is accepted")
@@ -705,23 +711,25 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
             header + frame(RST_STREAM, 0, reset_stream, struct.pack(">I", CANCEL))
         )  # before the server refuses it
         assert not is_served(clients[0], next(more))
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         streams = itertools.count(1, 2)
         for _ in range(64):
             eventually(lambda: is_served(client, next(streams)), "the other clients have ended")
 
 
-def test_user_with_most_requests_gives_way_to_another(serving: Serving, monkeypatch) -> None:
+def test_user_with_most_requests_gives_way_to_another(agent_server: Serving, monkeypatch) -> None:
     users = itertools.chain([1] * (REQUEST_COUNT_LIMIT // 64), itertools.repeat(2))
     monkeypatch.setattr(server, "peer_credentials", lambda _: PeerCredentials(1, next(users)))
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(RawClient(serving.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)]
+        clients = [
+            stack.enter_context(RawClient(agent_server.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)
+        ]
         for client in clients:
             for stream in range(1, 128, 2):
                 client.call(stream)
                 assert next_device_names(client, stream) == ["cpu-node0"]
         assert not is_served(clients[0], 129)
-        assert still_serves(serving)
+        assert still_serves(agent_server)
         ended = clients[0].next_headers(127)
         assert ended["grpc-status"] == "8"
         assert ended["grpc-message"].startswith(f"limit of {REQUEST_COUNT_LIMIT} requests reached, and uid 1")
@@ -738,14 +746,14 @@ def is_served(client: RawClient, stream: int) -> bool:
     raise EOFError("the connection ended")
 
 
-def test_random_frames_end_only_their_own_connection(serving: Serving) -> None:
+def test_random_frames_end_only_their_own_connection(agent_server: Serving) -> None:
     rng = random.Random(4680)
-    with RawClient(serving.health) as bystander:
+    with RawClient(agent_server.health) as bystander:
         bystander.call()
         next_device_names(bystander)
         for _ in range(60):
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.connect(str(serving.health))
+                sock.connect(str(agent_server.health))
                 sock.sendall(PREFACE + frame(SETTINGS, 0, 0))
                 for _ in range(5):
                     payload = rng.randbytes(rng.randrange(40))
@@ -753,16 +761,16 @@ def test_random_frames_end_only_their_own_connection(serving: Serving) -> None:
                         sock.sendall(frame(rng.randrange(12), rng.randrange(256), rng.randrange(4), payload))
                     except OSError:  # already disconnected
                         break
-        serving.publish(device(verified=2))
+        agent_server.publish(device(verified=2))
         assert next_device_names(bystander) == ["cpu-node0"]
 
 
-def test_list_above_the_window_continues_when_there_is_room(serving: Serving) -> None:
+def test_list_above_the_window_continues_when_there_is_room(agent_server: Serving) -> None:
     """The server sends exactly what the window allows, and the rest when the client has made room."""
-    with RawClient(serving.health, window=300) as client:
+    with RawClient(agent_server.health, window=300) as client:
         client.call()
         _, first = client.next_of(DATA, 1)
-        serving.publish(device(verified=2, message="x" * 900))
+        agent_server.publish(device(verified=2, message="x" * 900))
         _, data = client.next_of(DATA, 1)
         assert len(data) == 300 - len(first)
         client.send(frame(PING, 0, 0, bytes(8)))
@@ -773,12 +781,12 @@ def test_list_above_the_window_continues_when_there_is_room(serving: Serving) ->
         while len(data) < 5 + int.from_bytes(data[1:5], "big"):
             data += client.next_of(DATA, 1)[1]
         assert message_class("v1", "NodeWatchResourcesResponse").FromString(data[5:]).devices[0].message
-        serving.publish(device(verified=3))
+        agent_server.publish(device(verified=3))
         assert next_device_names(client) == ["cpu-node0"]
 
 
-def test_reset_stream_does_not_end_other_streams(serving: Serving) -> None:
-    with RawClient(serving.health) as client:
+def test_reset_stream_does_not_end_other_streams(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
         for stream in (1, 3):
             client.call(stream)
             assert next_device_names(client, stream) == ["cpu-node0"]
@@ -786,7 +794,7 @@ def test_reset_stream_does_not_end_other_streams(serving: Serving) -> None:
         client.send(frame(PING, 0, 0, bytes(8)))
         client.next_of(PING, 0)  # the reset has been read
         for second in range(2, 5):
-            serving.publish(device(verified=second))
+            agent_server.publish(device(verified=second))
             while (received := client.next_frame()) is not None and received[0] != DATA:
                 pass
             assert received is not None
@@ -807,37 +815,37 @@ def many_devices(verified: int) -> list:
     return [device(f"gpu-{n}", verified=verified, message="x" * 900) for n in range(400)]
 
 
-def test_stuck_peer_does_not_keep_its_connection_open(serving: Serving) -> None:
-    with stuck_client(serving.health) as client:
+def test_stuck_peer_does_not_keep_its_connection_open(agent_server: Serving) -> None:
+    with stuck_client(agent_server.health) as client:
         for second in range(4):
-            serving.publish(*many_devices(second))
-        eventually(lambda: connections(serving.health) == 1, "the connection is listed")
+            agent_server.publish(*many_devices(second))
+        eventually(lambda: connections(agent_server.health) == 1, "the connection is listed")
         client.send(frame(GOAWAY, 0, 0, bytes(8)))
-        eventually(lambda: connections(serving.health) == 0, "the server's end is closed")
+        eventually(lambda: connections(agent_server.health) == 0, "the server's end is closed")
 
 
-def test_stuck_peer_that_sends_no_more_is_disconnected(serving: Serving) -> None:
+def test_stuck_peer_that_sends_no_more_is_disconnected(agent_server: Serving) -> None:
     """asyncio closes such a connection only after its write buffer is sent."""
-    (driver,) = (entry for name, _, entry in serving.servers._served if name != AGENT_SOCKET)
+    (driver,) = (entry for name, _, entry in agent_server.servers._served if name != AGENT_SOCKET)
     seconds = itertools.count(2)
-    with stuck_client(serving.health) as client:
+    with stuck_client(agent_server.health) as client:
         (only,) = driver.connections
 
         def is_stuck() -> bool:
-            serving.publish(*many_devices(next(seconds)))
+            agent_server.publish(*many_devices(next(seconds)))
             return only.transport.get_write_buffer_size() > 0
 
         eventually(is_stuck, "data wait in the server's write buffer")
         client.sock.shutdown(socket.SHUT_WR)
-        eventually(lambda: connections(serving.health) == 0, "the server's end is closed")
+        eventually(lambda: connections(agent_server.health) == 0, "the server's end is closed")
 
 
-def test_peer_that_pings_without_reading_is_disconnected(serving: Serving) -> None:
+def test_peer_that_pings_without_reading_is_disconnected(agent_server: Serving) -> None:
     def flood(client: RawClient) -> None:
         while True:
             client.send(frame(PING, 0, 0, bytes(8)) * 4096)
 
-    with RawClient(serving.health) as client, pytest.raises(ConnectionError):
+    with RawClient(agent_server.health) as client, pytest.raises(ConnectionError):
         flood(client)
 
 
@@ -859,7 +867,7 @@ def goaway_of(client: RawClient, flood: bytes) -> int:
 
 @pytest.mark.parametrize("kind", ["ping", "settings", "window", "reset", "empty", "unknown", "altsvc"])
 def test_flood_of_control_frames_ends_with_enhance_your_calm(
-    serving: Serving, caplog: pytest.LogCaptureFixture, kind: str
+    agent_server: Serving, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     floods = {
         "ping": frame(PING, 0, 0, bytes(8)) * 64,
@@ -870,21 +878,21 @@ def test_flood_of_control_frames_ends_with_enhance_your_calm(
         "unknown": frame(0x42, 0, 0) * 64,
         "altsvc": frame(ALTSVC, 0, 0, b"\0\1ab") * 64,
     }
-    with watch_health(serving.health) as other, RawClient(serving.health) as client:
+    with watch_health(agent_server.health) as other, RawClient(agent_server.health) as client:
         assert names(other.next()) == ["cpu-node0"]
         client.call()
         next_device_names(client)
         client.headers(3, request_headers())
         assert goaway_of(client, floods[kind]) == ENHANCE_YOUR_CALM
-        serving.publish(device(verified=9))
+        agent_server.publish(device(verified=9))
         assert names(other.next()) == ["cpu-node0"]
     assert caplog.text.count("control frames (PING, RST_STREAM and others) and refused requests exceed") == 1
 
 
-def test_refused_requests_end_with_enhance_your_calm(serving: Serving) -> None:
+def test_refused_requests_end_with_enhance_your_calm(agent_server: Serving) -> None:
     """A client may also make the server reset streams without end."""
     incomplete = [header for header in request_headers() if header[0] != b":path"]
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         streams = itertools.count(1, 2)
         while True:
             with contextlib.suppress(BrokenPipeError):  # the server has closed the connection
@@ -897,12 +905,12 @@ def test_refused_requests_end_with_enhance_your_calm(serving: Serving) -> None:
             if kinds[GOAWAY]:
                 break
         assert struct.unpack(">II", received[3])[1] == ENHANCE_YOUR_CALM
-    assert still_serves(serving)
+    assert still_serves(agent_server)
 
 
-def test_requests_that_are_reset_at_once_end_with_enhance_your_calm(serving: Serving) -> None:
+def test_requests_that_are_reset_at_once_end_with_enhance_your_calm(agent_server: Serving) -> None:
     """A client may open and reset any number of streams without ever having many open."""
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         client.next_frame()  # SETTINGS: its acknowledgement must not be sent in the middle of the flood
         cancel = struct.pack(">I", CANCEL)
         flood = b"".join(
@@ -925,35 +933,35 @@ def test_control_frames_at_the_allowed_rate_are_handled() -> None:
 
 
 def test_stuck_peers_do_not_delay_shutdown(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving:
-        serving.publish(*many_devices(0))
+    with Serving(tmp_path) as agent_server:
+        agent_server.publish(*many_devices(0))
         with (
-            stuck_client(serving.health),
-            stuck_client(serving.health),
-            watch_health(serving.health) as healthy,
+            stuck_client(agent_server.health),
+            stuck_client(agent_server.health),
+            watch_health(agent_server.health) as healthy,
         ):
             for second in range(1, 4):
-                serving.publish(*many_devices(second))
+                agent_server.publish(*many_devices(second))
             healthy.next()
-            assert serving.thread.stop(PATIENCE_S)
-    assert not serving.health.exists()
+            assert agent_server.thread.stop(PATIENCE_S)
+    assert not agent_server.health.exists()
 
 
 def test_idle_connection_gets_goaway_at_shutdown(tmp_path: Path) -> None:
     """From Python 3.12 on, the loop's own server would wait for such connections."""
-    with Serving(tmp_path) as serving, RawClient(serving.health) as idle:
+    with Serving(tmp_path) as agent_server, RawClient(agent_server.health) as idle:
         while (received := idle.next_frame()) is not None and received[:2] != (SETTINGS, ACK):
             pass  # the server has accepted the connection
-        assert serving.thread.stop(PATIENCE_S)
+        assert agent_server.thread.stop(PATIENCE_S)
         idle.next_of(GOAWAY, 0)
         assert idle.next_frame() is None
 
 
 def test_streams_end_before_goaway_at_shutdown(tmp_path: Path) -> None:
-    with Serving(tmp_path) as serving, RawClient(serving.health) as client:
+    with Serving(tmp_path) as agent_server, RawClient(agent_server.health) as client:
         client.call()
         client.next_headers()
-        assert serving.thread.stop(PATIENCE_S)
+        assert agent_server.thread.stop(PATIENCE_S)
         trailers = client.next_headers()
         assert (trailers["grpc-status"], trailers["grpc-message"]) == ("14", "agent shutting down")
         client.next_of(GOAWAY, 0)
@@ -982,18 +990,18 @@ def test_request_during_shutdown_is_refused_as_safe_to_retry(tmp_path: Path) -> 
 
 
 def test_servers_run_in_any_loop_and_end_with_their_task(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
+    agent_server = Serving(tmp_path)
 
     async def main() -> None:
         ready = asyncio.Event()
-        task = asyncio.create_task(serving.servers.run(ready.set))
+        task = asyncio.create_task(agent_server.servers.run(ready.set))
         await ready.wait()
-        serving.publish(device())
-        with watch_health(serving.health) as watcher:
+        agent_server.publish(device())
+        with watch_health(agent_server.health) as watcher:
             assert names(await asyncio.to_thread(watcher.next)) == ["cpu-node0"]
             task.cancel()
             await asyncio.wait([task], timeout=PATIENCE_S)
             assert task.cancelled()
 
     asyncio.run(main())
-    assert not serving.health.exists()
+    assert not agent_server.health.exists()

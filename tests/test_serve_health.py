@@ -23,14 +23,14 @@ TESTS = Path(__file__).parent
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as serving:
-        yield serving
+def agent_server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as agent_server:
+        yield agent_server
 
 
 @pytest.fixture(params=["v1", "v1alpha1"])
-def kubelet(serving: Serving, request: pytest.FixtureRequest) -> Iterator[Watcher]:
-    with watch_health(serving.health, request.param) as watcher:
+def kubelet(agent_server: Serving, request: pytest.FixtureRequest) -> Iterator[Watcher]:
+    with watch_health(agent_server.health, request.param) as watcher:
         yield watcher
 
 
@@ -49,10 +49,10 @@ def facts(response: Any) -> list[tuple[str, str, int, int, int, str]]:
     ]
 
 
-def streams(serving: Serving) -> int:
+def streams(agent_server: Serving) -> int:
     """Return the number of streams of the driver's socket, from the agent's status."""
     request, reply = (message_class("drahealth.v1", name) for name in ("StatusRequest", "StatusReply"))
-    with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
+    with grpc.insecure_channel(f"unix:{agent_server.agent}") as channel:
         call = channel.unary_unary(
             "/drahealth.v1.Agent/Status",
             request_serializer=request.SerializeToString,
@@ -62,9 +62,9 @@ def streams(serving: Serving) -> int:
     return int(next(entry.streams for entry in subscribers if DRIVER in entry.socket))
 
 
-def test_first_list_has_all_devices_and_fields(serving: Serving, kubelet: Watcher) -> None:
+def test_first_list_has_all_devices_and_fields(agent_server: Serving, kubelet: Watcher) -> None:
     unknown = device("c", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
-    serving.publish(device("a"), unhealthy("b", "cpu.offline: größer", verified=2), unknown)
+    agent_server.publish(device("a"), unhealthy("b", "cpu.offline: größer", verified=2), unknown)
     assert facts(kubelet.next()) == [
         ("node-a", "a", 1, int(at(1).wall_s), 30, ""),
         ("node-a", "b", 2, int(at(2).wall_s), 30, "cpu.offline: größer"),
@@ -72,19 +72,19 @@ def test_first_list_has_all_devices_and_fields(serving: Serving, kubelet: Watche
     ]
 
 
-def test_stream_opens_before_the_first_report(serving: Serving, kubelet: Watcher) -> None:
+def test_stream_opens_before_the_first_report(agent_server: Serving, kubelet: Watcher) -> None:
     kubelet.wait_opened()
-    serving.publish(device("a"))
+    agent_server.publish(device("a"))
     assert names(kubelet.next()) == ["a"]
 
 
-def test_later_stream_gets_full_list_at_once(serving: Serving) -> None:
-    serving.publish(device("a"), device("b"))
-    with watch_health(serving.health) as first:
+def test_later_stream_gets_full_list_at_once(agent_server: Serving) -> None:
+    agent_server.publish(device("a"), device("b"))
+    with watch_health(agent_server.health) as first:
         assert names(first.next()) == ["a", "b"]
-        serving.publish(device("a"), device("b", verified=2))
+        agent_server.publish(device("a"), device("b", verified=2))
         assert names(first.next()) == ["b"]
-        with watch_health(serving.health) as second:
+        with watch_health(agent_server.health) as second:
             assert names(second.next()) == ["a", "b"]
 
 
@@ -92,92 +92,92 @@ def leases(response: Any) -> list[int]:
     return [entry.health_check_timeout_seconds for entry in response.devices]
 
 
-def test_leases_differ_from_those_of_the_stream_before(serving: Serving) -> None:
+def test_leases_differ_from_those_of_the_stream_before(agent_server: Serving) -> None:
     """For a kubelet that crashed and kept its file, the first list is a change."""
-    serving.publish(device("a"), device("b"))
+    agent_server.publish(device("a"), device("b"))
     for stream, lease in enumerate([30, 32, 30]):
-        with watch_health(serving.health) as kubelet:
+        with watch_health(agent_server.health) as kubelet:
             assert leases(kubelet.next()) == [lease, lease]
-            serving.publish(device("a", verified=stream + 2), device("b"))
+            agent_server.publish(device("a", verified=stream + 2), device("b"))
             assert leases(kubelet.next()) == [lease], "no second change in the same stream"
-        eventually(lambda: streams(serving) == 0, "the stream has ended")
+        eventually(lambda: streams(agent_server) == 0, "the stream has ended")
 
 
-def test_stream_without_a_list_changes_no_later_lease(serving: Serving) -> None:
+def test_stream_without_a_list_changes_no_later_lease(agent_server: Serving) -> None:
     """The kubelet still has the leases of the stream before."""
-    with watch_health(serving.health) as empty:
+    with watch_health(agent_server.health) as empty:
         empty.wait_opened()
-    eventually(lambda: streams(serving) == 0, "the stream has ended")
-    serving.publish(device("a"))
-    with watch_health(serving.health) as kubelet:
+    eventually(lambda: streams(agent_server) == 0, "the stream has ended")
+    agent_server.publish(device("a"))
+    with watch_health(agent_server.health) as kubelet:
         assert leases(kubelet.next()) == [30]
 
 
 def test_stream_that_its_client_ends_leaves_no_log_line(
-    serving: Serving, caplog: pytest.LogCaptureFixture
+    agent_server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    serving.publish(device())
-    with watch_health(serving.health) as kubelet:
+    agent_server.publish(device())
+    with watch_health(agent_server.health) as kubelet:
         kubelet.next()
-    eventually(lambda: streams(serving) == 0, "the kubelet's stream has ended")
-    assert asyncio.run(query_report(serving.health)).devices
-    eventually(lambda: streams(serving) == 0, "the stream of explain has ended")
+    eventually(lambda: streams(agent_server) == 0, "the kubelet's stream has ended")
+    assert asyncio.run(query_report(agent_server.health)).devices
+    eventually(lambda: streams(agent_server) == 0, "the stream of explain has ended")
     assert [record.name for record in caplog.records if record.name.startswith("grpclib")] == []
 
 
-def test_short_streams_do_not_prevent_different_leases(serving: Serving) -> None:
-    serving.publish(device("a"))
-    with watch_health(serving.health) as kubelet:
+def test_short_streams_do_not_prevent_different_leases(agent_server: Serving) -> None:
+    agent_server.publish(device("a"))
+    with watch_health(agent_server.health) as kubelet:
         before = leases(kubelet.next())
         for _ in range(2):
-            with watch_health(serving.health) as visitor:
+            with watch_health(agent_server.health) as visitor:
                 visitor.next()
-            eventually(lambda: streams(serving) == 1, "the visitor's stream has ended")
-    eventually(lambda: streams(serving) == 0, "the kubelet's stream has ended")
-    with watch_health(serving.health) as kubelet:
+            eventually(lambda: streams(agent_server) == 1, "the visitor's stream has ended")
+    eventually(lambda: streams(agent_server) == 0, "the kubelet's stream has ended")
+    with watch_health(agent_server.health) as kubelet:
         assert leases(kubelet.next()) != before
 
 
-def test_no_lease_is_longer_than_a_day(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device("a", timeout_s=1 << 40))
+def test_no_lease_is_longer_than_a_day(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish(device("a", timeout_s=1 << 40))
     assert leases(kubelet.next()) == [86_400]
 
 
-def test_changed_device_is_sent(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device("a"), device("b"))
+def test_changed_device_is_sent(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish(device("a"), device("b"))
     kubelet.next()
-    serving.publish(device("a"), unhealthy("b"))
+    agent_server.publish(device("a"), unhealthy("b"))
     assert facts(kubelet.next()) == [("node-a", "b", 2, int(at(1).wall_s), 30, "cpu.offline: CPU 1")]
 
 
-def test_heartbeat_has_only_devices_that_were_read_again(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device("a"), device("b"), device("c"))
+def test_heartbeat_has_only_devices_that_were_read_again(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish(device("a"), device("b"), device("c"))
     kubelet.next()
-    serving.publish(device("a", verified=2), device("b"), device("c", verified=2))
+    agent_server.publish(device("a", verified=2), device("b"), device("c", verified=2))
     assert names(kubelet.next()) == ["a", "c"]
 
 
-def test_report_without_changes_sends_nothing(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device("a"))
+def test_report_without_changes_sends_nothing(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish(device("a"))
     kubelet.next()
-    serving.publish(device("a"))
-    serving.publish(device("a", verified=2))
+    agent_server.publish(device("a"))
+    agent_server.publish(device("a", verified=2))
     assert facts(kubelet.next())[0][3] == int(at(2).wall_s)
     assert kubelet.pending_count() == 0
 
 
-def test_empty_report_keeps_the_stream_open(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish()
+def test_empty_report_keeps_the_stream_open(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish()
     kubelet.wait_opened()
-    serving.publish(device("a"))
+    agent_server.publish(device("a"))
     assert names(kubelet.next()) == ["a"]
 
 
-def test_shutdown_ends_stream_with_reason(serving: Serving, kubelet: Watcher) -> None:
-    serving.publish(device("a"))
+def test_shutdown_ends_stream_with_reason(agent_server: Serving, kubelet: Watcher) -> None:
+    agent_server.publish(device("a"))
     kubelet.next()
-    assert serving.thread.stop(PATIENCE_S)
+    assert agent_server.thread.stop(PATIENCE_S)
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.next()
     assert (raised.value.code(), raised.value.details()) == (
@@ -186,51 +186,55 @@ def test_shutdown_ends_stream_with_reason(serving: Serving, kubelet: Watcher) ->
     )
 
 
-def test_shutdown_before_first_report_ends_stream_with_reason(serving: Serving, kubelet: Watcher) -> None:
+def test_shutdown_before_first_report_ends_stream_with_reason(
+    agent_server: Serving, kubelet: Watcher
+) -> None:
     kubelet.wait_opened()
-    assert serving.thread.stop(PATIENCE_S)
+    assert agent_server.thread.stop(PATIENCE_S)
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.next()
     assert raised.value.details() == "agent shutting down"
 
 
-def test_list_above_1_mib_is_sent_in_parts(serving: Serving, kubelet: Watcher) -> None:
+def test_list_above_1_mib_is_sent_in_parts(agent_server: Serving, kubelet: Watcher) -> None:
     devices = [device(f"gpu-{n}", message="x" * 1024) for n in range(4000)]
-    serving.publish(*devices)
+    agent_server.publish(*devices)
     parts = []
     while sum(len(part.devices) for part in parts) < len(devices):
         parts.append(kubelet.next())
     assert [name for part in parts for name in names(part)] == [entry.device for entry in devices]
     assert all(part.ByteSize() <= 1 << 20 for part in parts)
     assert len(parts) > 1
-    serving.publish(*devices[:-1], unhealthy("gpu-3999"))
+    agent_server.publish(*devices[:-1], unhealthy("gpu-3999"))
     assert names(kubelet.next()) == ["gpu-3999"]
 
 
 def test_invalid_report_is_passed_to_the_owner(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    serving.thread.start(PATIENCE_S)
-    with watch_health(serving.health) as kubelet:
+    agent_server = Serving(tmp_path)
+    agent_server.thread.start(PATIENCE_S)
+    with watch_health(agent_server.health) as kubelet:
         kubelet.wait_opened()
-        serving.publish(device("a"), device("a"))
-        eventually(lambda: bool(serving.failures), "the owner has the error")
+        agent_server.publish(device("a"), device("a"))
+        eventually(lambda: bool(agent_server.failures), "the owner has the error")
         with pytest.raises(grpc.RpcError) as raised:
             kubelet.next()
-    assert "names device 'a' of pool 'node-a' twice" in str(serving.failures[0])
+    assert "names device 'a' of pool 'node-a' twice" in str(agent_server.failures[0])
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert serving.thread.stop(PATIENCE_S)
-    assert not serving.health.exists()
+    assert agent_server.thread.stop(PATIENCE_S)
+    assert not agent_server.health.exists()
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["64-connections", "one-connection"])
-def test_64_subscribers_get_the_same_lists(serving: Serving, shared: bool) -> None:
-    serving.publish(device("a"), device("b"))
-    watchers = [watch_health(serving.health, "v1" if n % 2 else "v1alpha1", shared=shared) for n in range(64)]
+def test_64_subscribers_get_the_same_lists(agent_server: Serving, shared: bool) -> None:
+    agent_server.publish(device("a"), device("b"))
+    watchers = [
+        watch_health(agent_server.health, "v1" if n % 2 else "v1alpha1", shared=shared) for n in range(64)
+    ]
     try:
         assert {tuple(names(watcher.next())) for watcher in watchers} == {("a", "b")}
-        assert streams(serving) == 64
+        assert streams(agent_server) == 64
         for second in range(2, 12):
-            serving.publish(device("a"), device("b", verified=second))
+            agent_server.publish(device("a"), device("b", verified=second))
         last = int(at(11).wall_s)
         for watcher in watchers:
             while facts(received := watcher.next())[0][3] < last:
@@ -238,35 +242,35 @@ def test_64_subscribers_get_the_same_lists(serving: Serving, shared: bool) -> No
     finally:
         for watcher in watchers:
             watcher.__exit__(None, None, None)
-    eventually(lambda: streams(serving) == 0, "all streams have ended")
+    eventually(lambda: streams(agent_server) == 0, "all streams have ended")
 
 
-def test_100_reconnects_leave_no_stream_or_descriptor(serving: Serving) -> None:
-    serving.publish(device("a"))
-    with watch_health(serving.health) as bystander:
+def test_100_reconnects_leave_no_stream_or_descriptor(agent_server: Serving) -> None:
+    agent_server.publish(device("a"))
+    with watch_health(agent_server.health) as bystander:
         bystander.next()
         for _ in range(100):
-            with watch_health(serving.health) as watcher:
+            with watch_health(agent_server.health) as watcher:
                 assert names(watcher.next()) == ["a"]
-        eventually(lambda: streams(serving) == 1, "all streams have ended")
-        eventually(lambda: connections(serving.health) == 1, "all their descriptors are closed")
-        serving.publish(device("a", verified=2))
+        eventually(lambda: streams(agent_server) == 1, "all streams have ended")
+        eventually(lambda: connections(agent_server.health) == 1, "all their descriptors are closed")
+        agent_server.publish(device("a", verified=2))
         assert names(bystander.next()) == ["a"]
 
 
-def test_end_of_one_stream_repeats_all_devices_on_the_others(serving: Serving) -> None:
+def test_end_of_one_stream_repeats_all_devices_on_the_others(agent_server: Serving) -> None:
     """The kubelet forgets the health of a driver when the stream of one of its instances ends."""
-    serving.publish(device("a"), unhealthy("b"))
-    with watch_health(serving.health) as newer:
+    agent_server.publish(device("a"), unhealthy("b"))
+    with watch_health(agent_server.health) as newer:
         first = facts(newer.next())
-        with watch_health(serving.health) as older:
+        with watch_health(agent_server.health) as older:
             older.next()
-            serving.publish(device("a", verified=2), unhealthy("b"))
+            agent_server.publish(device("a", verified=2), unhealthy("b"))
             assert names(newer.next()) == ["a"]
         for _ in range(2):  # once more, for a kubelet that forgets late
             again = facts(newer.next())
             assert [fact[:3] for fact in again] == [fact[:3] for fact in first]
-        serving.publish(device("a", verified=3), unhealthy("b"))
+        agent_server.publish(device("a", verified=3), unhealthy("b"))
         assert names(newer.next()) == ["a"], "repeats end"
 
 
@@ -291,11 +295,11 @@ with RawClient(sys.argv[1]) as client:
 
 
 @pytest.fixture
-def reader(serving: Serving) -> Iterator["subprocess.Popen[str]"]:
+def reader(agent_server: Serving) -> Iterator["subprocess.Popen[str]"]:
     """Start a client in another process, which has read the first list."""
-    serving.publish(device("a", message=f"{0:08d}"))
+    agent_server.publish(device("a", message=f"{0:08d}"))
     process = subprocess.Popen(
-        [sys.executable, "-c", READER, str(serving.health)],
+        [sys.executable, "-c", READER, str(agent_server.health)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(TESTS)},
@@ -314,14 +318,14 @@ def large_list(number: int) -> list[Any]:
 
 
 def test_stopped_reader_delays_no_stream_and_resumes_with_newest(
-    serving: Serving, reader: "subprocess.Popen[str]"
+    agent_server: Serving, reader: "subprocess.Popen[str]"
 ) -> None:
     total = 400
     reader.send_signal(signal.SIGSTOP)
-    with watch_health(serving.health) as healthy:
+    with watch_health(agent_server.health) as healthy:
         healthy.next()
         for number in range(1, total + 1):
-            serving.publish(*large_list(number))
+            agent_server.publish(*large_list(number))
             while healthy.next().devices[-1].message != f"{number:08d}":
                 pass
     reader.send_signal(signal.SIGCONT)
@@ -334,37 +338,37 @@ def test_stopped_reader_delays_no_stream_and_resumes_with_newest(
 
 
 def test_killed_reader_leaves_no_stream_or_descriptor(
-    serving: Serving, reader: "subprocess.Popen[str]"
+    agent_server: Serving, reader: "subprocess.Popen[str]"
 ) -> None:
-    with watch_health(serving.health) as healthy:
+    with watch_health(agent_server.health) as healthy:
         healthy.next()
-        assert streams(serving) == 2
-        eventually(lambda: connections(serving.health) == 2, "both connections are listed")
+        assert streams(agent_server) == 2
+        eventually(lambda: connections(agent_server.health) == 2, "both connections are listed")
         reader.kill()
         reader.wait()
-        eventually(lambda: streams(serving) == 1, "its stream has ended")
-        eventually(lambda: connections(serving.health) == 1, "its descriptor is closed")
-        serving.publish(device("a", verified=2))
+        eventually(lambda: streams(agent_server) == 1, "its stream has ended")
+        eventually(lambda: connections(agent_server.health) == 1, "its descriptor is closed")
+        agent_server.publish(device("a", verified=2))
         assert names(healthy.next()) == ["a"]
 
 
 def test_reader_killed_while_stopped_leaves_no_stream(
-    serving: Serving, reader: "subprocess.Popen[str]"
+    agent_server: Serving, reader: "subprocess.Popen[str]"
 ) -> None:
     reader.send_signal(signal.SIGSTOP)
     for number in range(1, 50):
-        serving.publish(*large_list(number))
+        agent_server.publish(*large_list(number))
     reader.kill()
     reader.wait()
-    eventually(lambda: streams(serving) == 0, "its stream has ended")
+    eventually(lambda: streams(agent_server) == 0, "its stream has ended")
 
 
-def test_busy_stream_does_not_starve_other_calls(serving: Serving) -> None:
+def test_busy_stream_does_not_starve_other_calls(agent_server: Serving) -> None:
     """The status answers while a publisher never rests and readers take all they can."""
-    with watch_health(serving.health) as greedy:
+    with watch_health(agent_server.health) as greedy:
         for number in range(1, 300):
-            serving.publish(*large_list(number))
+            agent_server.publish(*large_list(number))
             if number % 100 == 0:
-                assert streams(serving) == 1
+                assert streams(agent_server) == 1
         while greedy.next().devices[-1].message != f"{299:08d}":
             pass

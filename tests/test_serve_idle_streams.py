@@ -174,32 +174,32 @@ def test_removed_streams_leave_the_others_in_the_table() -> None:
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as serving:
-        serving.publish(device("first"))
-        yield serving
+def agent_server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as agent_server:
+        agent_server.publish(device("first"))
+        yield agent_server
 
 
-def lent_streams(serving: Serving) -> IdleStreamTable:
+def lent_streams(agent_server: Serving) -> IdleStreamTable:
     """Return the table of the driver's socket."""
-    (service,) = (service for name, service, _ in serving.servers._served if DRIVER in name)
+    (service,) = (service for name, service, _ in agent_server.servers._served if DRIVER in name)
     assert isinstance(service, HealthService)
     return service.subscribers._lent.table
 
 
-def lent_count(serving: Serving) -> int:
+def lent_count(agent_server: Serving) -> int:
     """Return how many streams of the driver's socket are lent."""
-    return len(lent_streams(serving))
+    return len(lent_streams(agent_server))
 
 
-def wait_lent(serving: Serving, count: int = 1) -> None:
-    eventually(lambda: lent_count(serving) == count, f"{count} streams are lent")
+def wait_lent(agent_server: Serving, count: int = 1) -> None:
+    eventually(lambda: lent_count(agent_server) == count, f"{count} streams are lent")
 
 
 @contextmanager
-def stopped_loop(serving: Serving) -> Iterator[asyncio.AbstractEventLoop]:
+def stopped_loop(agent_server: Serving) -> Iterator[asyncio.AbstractEventLoop]:
     """Block the thread of the servers' event loop in a ``with`` block; yields the loop."""
-    loop = serving.thread._loop
+    loop = agent_server.thread._loop
     assert loop is not None
     is_blocked, may_continue = threading.Event(), threading.Event()
 
@@ -267,27 +267,27 @@ def credit(size: int) -> bytes:
 
 
 @contextmanager
-def subscriber(serving: Serving, lent_before: int = 0) -> Iterator[tuple[RawClient, Lists]]:
+def subscriber(agent_server: Serving, lent_before: int = 0) -> Iterator[tuple[RawClient, Lists]]:
     """Open a stream with large windows, and read its first list."""
-    with RawClient(serving.health, window=1 << 24) as client:
+    with RawClient(agent_server.health, window=1 << 24) as client:
         client.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 24)))
         client.call()
         lists = Lists(client)
         lists.next()
-        wait_lent(serving, lent_before + 1)
+        wait_lent(agent_server, lent_before + 1)
         yield client, lists
 
 
-def test_publishing_thread_sends_while_the_event_loop_is_blocked(serving: Serving) -> None:
-    with watch_health(serving.health) as watcher:
+def test_publishing_thread_sends_while_the_event_loop_is_blocked(agent_server: Serving) -> None:
+    with watch_health(agent_server.health) as watcher:
         assert names(watcher.next()) == ["first"]
-        wait_lent(serving)
-        with stopped_loop(serving):
+        wait_lent(agent_server)
+        with stopped_loop(agent_server):
             for second in range(2, 6):
-                serving.publish(device("first", verified=second))
+                agent_server.publish(device("first", verified=second))
                 assert watcher.next().devices[0].last_updated_time == int(at(second).wall_s)
-        eventually(lambda: serving.latest.is_delivered(), "the event loop has the last report")
-        serving.publish(device("first", verified=9))
+        eventually(lambda: agent_server.latest.is_delivered(), "the event loop has the last report")
+        agent_server.publish(device("first", verified=9))
         assert watcher.next().devices[0].last_updated_time == int(at(9).wall_s)
         assert watcher.pending_count() == 0
 
@@ -301,46 +301,46 @@ def test_failed_sending_at_once_is_repeated_by_the_event_loop(tmp_path: Path) ->
             raise failures[-1]
         return encode_device_health(devices, extra_s)
 
-    with Serving(tmp_path, encode_list=encode) as serving:
-        serving.publish(device("first"))
-        with subscriber(serving) as (_, lists):
-            serving.publish(device("first", verified=2))
+    with Serving(tmp_path, encode_list=encode) as agent_server:
+        agent_server.publish(device("first"))
+        with subscriber(agent_server) as (_, lists):
+            agent_server.publish(device("first", verified=2))
             assert device_times(lists.next()) == [int(at(2).wall_s)]
     assert len(failures) == 1
 
 
-def test_counts_of_lists_include_those_of_the_publishing_thread(serving: Serving) -> None:
-    with subscriber(serving) as (_, lists), stopped_loop(serving):
-        before = serving.servers.subscribers()[0]
-        serving.publish(device("first", verified=2))
+def test_counts_of_lists_include_those_of_the_publishing_thread(agent_server: Serving) -> None:
+    with subscriber(agent_server) as (_, lists), stopped_loop(agent_server):
+        before = agent_server.servers.subscribers()[0]
+        agent_server.publish(device("first", verified=2))
         size = len(lists.next())
-        after = serving.servers.subscribers()[0]
+        after = agent_server.servers.subscribers()[0]
         assert (after.lists, after.sent_bytes) == ((before.lists or 0) + 1, before.sent_bytes + size)
 
 
-def test_device_without_new_reading_is_not_sent_by_the_publishing_thread(serving: Serving) -> None:
-    with watch_health(serving.health) as watcher:
+def test_device_without_new_reading_is_not_sent_by_the_publishing_thread(agent_server: Serving) -> None:
+    with watch_health(agent_server.health) as watcher:
         assert names(watcher.next()) == ["first"]
-        serving.publish(device("first"), device("other"))
+        agent_server.publish(device("first"), device("other"))
         assert names(watcher.next()) == ["other"]
-        wait_lent(serving)
-        with stopped_loop(serving):
-            serving.publish(device("first"), device("other"))
-            serving.publish(device("first"), device("other", verified=2))
+        wait_lent(agent_server)
+        with stopped_loop(agent_server):
+            agent_server.publish(device("first"), device("other"))
+            agent_server.publish(device("first"), device("other", verified=2))
             assert names(watcher.next()) == ["other"]
         assert watcher.pending_count() == 0
 
 
-def test_windows_are_kept_and_newest_list_follows_their_opening(serving: Serving) -> None:
+def test_windows_are_kept_and_newest_list_follows_their_opening(agent_server: Serving) -> None:
     granted = 4 * 1024
-    with RawClient(serving.health, window=granted) as client:
+    with RawClient(agent_server.health, window=granted) as client:
         client.call()
         lists = Lists(client)
         lists.next()
-        wait_lent(serving)
-        with stopped_loop(serving):
+        wait_lent(agent_server)
+        with stopped_loop(agent_server):
             for second in range(2, 12):
-                serving.publish(device("first", verified=second, message="x" * 1000))
+                agent_server.publish(device("first", verified=second, message="x" * 1000))
         times = [device_times(lists.next())[0] for _ in range(3)]
         assert times == [int(at(second).wall_s) for second in (2, 3, 4)]
         for second in range(12, 20):
@@ -349,7 +349,7 @@ def test_windows_are_kept_and_newest_list_follows_their_opening(serving: Serving
             client.send(credit(1100))
             granted += 1100
             assert device_times(lists.next()) == [int(at(second - 1).wall_s)]
-            serving.publish(device("first", verified=second, message="x" * 1000))
+            agent_server.publish(device("first", verified=second, message="x" * 1000))
 
 
 def large_devices(second: int) -> list[DeviceHealth]:
@@ -357,12 +357,12 @@ def large_devices(second: int) -> list[DeviceHealth]:
     return [device(f"gpu-{n}", verified=second, message="x" * 1000) for n in range(120)]
 
 
-def test_frames_stay_whole_when_the_socket_takes_a_part(serving: Serving) -> None:
+def test_frames_stay_whole_when_the_socket_takes_a_part(agent_server: Serving) -> None:
     """A client that does not read gets the rest of the cut frame before anything else."""
-    with subscriber(serving) as (client, lists):
-        with stopped_loop(serving):
+    with subscriber(agent_server) as (client, lists):
+        with stopped_loop(agent_server):
             for second in range(2, 8):
-                serving.publish(*large_devices(second))
+                agent_server.publish(*large_devices(second))
             client.send(frame(PING, 0, 0, b"12345678"))
             client.headers(3, [(b":method", b"POST")])  # refused with a reset
         seconds = [1]
@@ -375,30 +375,30 @@ def test_frames_stay_whole_when_the_socket_takes_a_part(serving: Serving) -> Non
             assert lists.read_frame() is not None
 
 
-def connection(serving: Serving) -> Any:
+def connection(agent_server: Serving) -> Any:
     """Return the server's side of the only connection to the driver's socket."""
-    (server,) = (server for name, _, server in serving.servers._served if DRIVER in name)
+    (server,) = (server for name, _, server in agent_server.servers._served if DRIVER in name)
     (only,) = server.connections
     return only
 
 
-def publish_until_cut(serving: Serving) -> int:
+def publish_until_cut(agent_server: Serving) -> int:
     """Publish large lists until a socket takes only a part; return the second of the last one.
 
     The event loop must be blocked, and the client must not read.
     """
-    table, second = lent_streams(serving), 1
+    table, second = lent_streams(agent_server), 1
     while not table.count_behind(table._array[0].number):
         second += 1
-        serving.publish(*large_devices(second))
+        agent_server.publish(*large_devices(second))
     return second
 
 
-def test_goaway_follows_the_rest_of_a_cut_frame(serving: Serving) -> None:
-    with subscriber(serving) as (_, lists):
-        with stopped_loop(serving) as loop:
-            loop.call_soon_threadsafe(connection(serving).send_goaway)
-            last = publish_until_cut(serving)
+def test_goaway_follows_the_rest_of_a_cut_frame(agent_server: Serving) -> None:
+    with subscriber(agent_server) as (_, lists):
+        with stopped_loop(agent_server) as loop:
+            loop.call_soon_threadsafe(connection(agent_server).send_goaway)
+            last = publish_until_cut(agent_server)
         for second in range(2, last + 1):
             assert set(device_times(lists.next())) == {int(at(second).wall_s)}
         size = lists.size
@@ -407,91 +407,91 @@ def test_goaway_follows_the_rest_of_a_cut_frame(serving: Serving) -> None:
         assert GOAWAY in lists.kinds
 
 
-def test_stream_is_not_lent_while_data_wait_for_its_socket(serving: Serving) -> None:
+def test_stream_is_not_lent_while_data_wait_for_its_socket(agent_server: Serving) -> None:
     """A client that reads again must first get what the event loop still has for it."""
-    with subscriber(serving) as (client, lists):
-        with stopped_loop(serving):
-            last = publish_until_cut(serving)
-        eventually(lambda: serving.latest.is_delivered(), "the event loop has the report")
-        with stopped_loop(serving):
-            assert lent_count(serving) == 0
+    with subscriber(agent_server) as (client, lists):
+        with stopped_loop(agent_server):
+            last = publish_until_cut(agent_server)
+        eventually(lambda: agent_server.latest.is_delivered(), "the event loop has the report")
+        with stopped_loop(agent_server):
+            assert lent_count(agent_server) == 0
             client.drain()
-            serving.publish(*large_devices(last + 1))
+            agent_server.publish(*large_devices(last + 1))
             assert client.drain() == 0
         for second in range(2, last + 2):
             assert set(device_times(lists.next())) == {int(at(second).wall_s)}
-        serving.publish(*large_devices(last + 2))
+        agent_server.publish(*large_devices(last + 2))
         lists.next()
-        wait_lent(serving)
+        wait_lent(agent_server)
 
 
-def test_reset_stream_gets_nothing_more(serving: Serving) -> None:
-    with watch_health(serving.health) as other:
+def test_reset_stream_gets_nothing_more(agent_server: Serving) -> None:
+    with watch_health(agent_server.health) as other:
         other.next()
-        with subscriber(serving, lent_before=1) as (client, lists):
+        with subscriber(agent_server, lent_before=1) as (client, lists):
             client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", 8)))
-            wait_lent(serving, 1)
+            wait_lent(agent_server, 1)
             size = lists.size
-            serving.publish(device("first", verified=2))
+            agent_server.publish(device("first", verified=2))
             assert names(other.next()) == ["first"]
             lists.ping()
             assert lists.size == size
 
 
-def test_peer_that_closes_while_its_stream_is_lent_is_forgotten(serving: Serving) -> None:
-    with watch_health(serving.health) as other:
+def test_peer_that_closes_while_its_stream_is_lent_is_forgotten(agent_server: Serving) -> None:
+    with watch_health(agent_server.health) as other:
         other.next()
-        with RawClient(serving.health) as client:
+        with RawClient(agent_server.health) as client:
             client.call()
             Lists(client).next()
-            wait_lent(serving, 2)
-            with stopped_loop(serving):
+            wait_lent(agent_server, 2)
+            with stopped_loop(agent_server):
                 client.sock.close()
-                serving.publish(device("first", verified=2))
+                agent_server.publish(device("first", verified=2))
                 assert names(other.next()) == ["first"]
-        wait_lent(serving, 1)
-        eventually(lambda: connections(serving.health) == 1, "the connection is closed")
-        serving.publish(device("first", verified=3))
+        wait_lent(agent_server, 1)
+        eventually(lambda: connections(agent_server.health) == 1, "the connection is closed")
+        agent_server.publish(device("first", verified=3))
         assert names(other.next()) == ["first"]
 
 
 def test_lists_for_a_closed_connection_leave_no_log_line(
-    serving: Serving, caplog: pytest.LogCaptureFixture
+    agent_server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     """asyncio would log each write but the first ones."""
-    with RawClient(serving.health) as client:
+    with RawClient(agent_server.health) as client:
         for stream in range(1, 20, 2):
             client.call(stream)
-        eventually(lambda: serving.servers.subscribers()[0].lists == 10, "all streams have a list")
-        with stopped_loop(serving):
+        eventually(lambda: agent_server.servers.subscribers()[0].lists == 10, "all streams have a list")
+        with stopped_loop(agent_server):
             client.sock.close()
-            serving.publish(device("first", verified=2))
-    eventually(lambda: connections(serving.health) == 0, "the connection is closed")
+            agent_server.publish(device("first", verified=2))
+    eventually(lambda: connections(agent_server.health) == 0, "the connection is closed")
     assert caplog.messages == []
 
 
-def test_two_streams_of_a_connection_share_its_window(serving: Serving) -> None:
+def test_two_streams_of_a_connection_share_its_window(agent_server: Serving) -> None:
     """The connection's window has room for one large list, and each stream's window for many."""
-    with RawClient(serving.health, window=1 << 24) as client:
+    with RawClient(agent_server.health, window=1 << 24) as client:
         client.call(1)
         client.call(3)
         lists = Lists(client)
         lists.next()
-        wait_lent(serving)
+        wait_lent(agent_server)
         for second in range(2, 6):
-            serving.publish(device("first", verified=second, message="x" * 40_000))
-            eventually(lambda: serving.latest.is_delivered(), "the event loop has the report")
+            agent_server.publish(device("first", verified=second, message="x" * 40_000))
+            eventually(lambda: agent_server.latest.is_delivered(), "the event loop has the report")
         lists.ping()
         assert 40_000 < lists.size <= 65_535
 
 
-def test_busy_peers_get_whole_lists_in_order(serving: Serving) -> None:
+def test_busy_peers_get_whole_lists_in_order(agent_server: Serving) -> None:
     """Clients ping and enlarge their windows by small steps while reports are published without a pause."""
     total = 300
     results: list[list[int]] = []
 
     def read() -> None:
-        with RawClient(serving.health, window=4_000) as client:
+        with RawClient(agent_server.health, window=4_000) as client:
             client.call()
             lists, seconds = Lists(client), [0]
             while seconds[-1] < total:
@@ -504,7 +504,7 @@ def test_busy_peers_get_whole_lists_in_order(serving: Serving) -> None:
     for reader in readers:
         reader.start()
     for second in range(2, total + 1):
-        serving.publish(device("first", verified=second))
+        agent_server.publish(device("first", verified=second))
     for reader in readers:
         reader.join(PATIENCE_S)
     assert len(results) == len(readers)

@@ -32,9 +32,9 @@ from pathlib import Path
 from wire.serving import Serving, at, device
 
 devices = [device(f"device-{{number}}", message="x" * 2000) for number in range({DEVICES})]
-with Serving(Path(sys.argv[1])) as serving:
+with Serving(Path(sys.argv[1])) as agent_server:
     for second, line in enumerate(sys.stdin, 2):
-        serving.publish(*(one._replace(verified=at(second)) for one in devices))
+        agent_server.publish(*(one._replace(verified=at(second)) for one in devices))
         print(second, flush=True)
 """
 """Program that publishes a report of which all devices changed, for each line that it reads."""
@@ -43,13 +43,13 @@ import sys
 from pathlib import Path
 from agent.model.claim import DeviceRef
 from agent.model.health import Effect, Taint, Taints
-from wire.link import Serving
+from wire.link import LinkServer
 
 refs = [DeviceRef("d", "p" * 253, f"{number:063d}") for number in range(4096)]
-with Serving(Path(sys.argv[1])) as serving:
+with LinkServer(Path(sys.argv[1])) as link_server:
     for second, line in enumerate(sys.stdin, 2):
         taint = Taint(f"{'d' * 63}/{'n' * 63}", "v" * 63, Effect.NO_SCHEDULE, second)
-        serving.handler.newest.publish(Taints(dict.fromkeys(refs, (taint,))))
+        link_server.handler.newest.publish(Taints(dict.fromkeys(refs, (taint,))))
         print(second, flush=True)
 """
 """Program that publishes taints of 4,096 devices with long names for each line that it reads."""

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from other_user import become_other_user
 from patience import PATIENCE_S
-from wire.claims import DRIVER, Serving
+from wire.claims import DRIVER, DriverInstance
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
 from wire.serving import current_report, device, eventually, fail_once, remove_tree
@@ -126,9 +126,9 @@ def kubelet_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def serving(kubelet_dir: Path) -> Iterator[Serving]:
-    with Serving(kubelet_dir) as serving:
-        yield serving
+def driver_instance(kubelet_dir: Path) -> Iterator[DriverInstance]:
+    with DriverInstance(kubelet_dir) as driver_instance:
+        yield driver_instance
 
 
 def test_servers_of_an_instance_share_one_limit_of_unsent_messages(
@@ -142,7 +142,7 @@ def test_servers_of_an_instance_share_one_limit_of_unsent_messages(
             limits.append(self.unsent)
 
     monkeypatch.setattr(instance_server, "HardenedServer", RecordedServer)
-    with Serving(kubelet_dir):
+    with DriverInstance(kubelet_dir):
         service, registration = limits
     assert service is registration
 
@@ -155,10 +155,10 @@ def inode(path: Path) -> int | None:
 
 
 def test_service_answers_when_registration_socket_appears(
-    serving: Serving,
+    driver_instance: DriverInstance,
 ) -> None:
-    assert stat.S_IMODE(serving.paths.plugin_dir.stat().st_mode) == 0o750 & ~umask()
-    with Kubelet(serving.paths.registration) as registry:
+    assert stat.S_IMODE(driver_instance.paths.plugin_dir.stat().st_mode) == 0o750 & ~umask()
+    with Kubelet(driver_instance.paths.registration) as registry:
         endpoint = Path(registry.get_info().endpoint)
     with Kubelet(endpoint) as kubelet:
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
@@ -171,71 +171,76 @@ def umask() -> int:
 
 
 def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
-    serving = Serving(kubelet_dir)
-    serving.paths.registry_dir.rmdir()
+    driver_instance = DriverInstance(kubelet_dir)
+    driver_instance.paths.registry_dir.rmdir()
     with pytest.raises(ConfigError) as raised:
-        serving.thread.start(PATIENCE_S)
+        driver_instance.thread.start(PATIENCE_S)
     assert str(raised.value) == (
         f"registration directory {kubelet_dir}/plugins_registry: does not exist; set the kubelet's directory "
         "with --registry-dir or --kubelet-dir"
     )
-    eventually(lambda: list(serving.paths.plugin_dir.iterdir()) == [], "the lock file is removed")
+    eventually(lambda: list(driver_instance.paths.plugin_dir.iterdir()) == [], "the lock file is removed")
 
 
 def test_failed_registration_socket_removes_service_socket(kubelet_dir: Path) -> None:
-    serving = Serving(kubelet_dir)
-    serving.paths.registration.write_text("other file")
+    driver_instance = DriverInstance(kubelet_dir)
+    driver_instance.paths.registration.write_text("other file")
     with pytest.raises(
         ConfigError, match="is not a socket, but a socket must be created there; remove the file"
     ):
-        serving.thread.start(PATIENCE_S)
-    eventually(lambda: not serving.paths.service.exists(), "the service socket is removed")
+        driver_instance.thread.start(PATIENCE_S)
+    eventually(lambda: not driver_instance.paths.service.exists(), "the service socket is removed")
 
 
 def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
-    serving = Serving(kubelet_dir)
-    serving.paths.plugin_dir.mkdir(parents=True)
-    for path in (serving.paths.service, serving.paths.registration):
+    driver_instance = DriverInstance(kubelet_dir)
+    driver_instance.paths.plugin_dir.mkdir(parents=True)
+    for path in (driver_instance.paths.service, driver_instance.paths.registration):
         with socket.socket(socket.AF_UNIX) as stale:
             stale.bind(str(path))
-    with serving, Kubelet(serving.paths.registration) as kubelet:
+    with driver_instance, Kubelet(driver_instance.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
 
-def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_dir: Path) -> None:
-    second = Serving(kubelet_dir)
+def test_second_instance_without_own_uid_is_refused(
+    driver_instance: DriverInstance, kubelet_dir: Path
+) -> None:
+    second = DriverInstance(kubelet_dir)
     with pytest.raises(ResourceBusyError, match="another process serves it; stop that process"):
         second.thread.start(PATIENCE_S)
-    with Kubelet(serving.paths.registration) as kubelet:
+    with Kubelet(driver_instance.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without permission")
 def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> None:
     kubelet_dir.chmod(0o755)
-    serving = Serving(kubelet_dir)
+    driver_instance = DriverInstance(kubelet_dir)
     become_other_user()
     try:
         with pytest.raises(
             PermissionDeniedError, match="cannot be created: no permission; choose another with --plugin-dir"
         ):
-            serving.thread.start(PATIENCE_S)
+            driver_instance.thread.start(PATIENCE_S)
     finally:
         os.seteuid(0)
 
 
 def test_shutdown_ends_streams_and_removes_all_files(kubelet_dir: Path) -> None:
-    with Serving(kubelet_dir) as serving, watch_health(serving.paths.service) as watcher:
-        serving.latest.publish(current_report([device("a")]))
+    with (
+        DriverInstance(kubelet_dir) as driver_instance,
+        watch_health(driver_instance.paths.service) as watcher,
+    ):
+        driver_instance.latest.publish(current_report([device("a")]))
         watcher.next()
-        assert serving.thread.stop(PATIENCE_S)
+        assert driver_instance.thread.stop(PATIENCE_S)
         with pytest.raises(grpc.RpcError) as raised:
             watcher.next()
         assert (raised.value.code(), raised.value.details()) == (
             grpc.StatusCode.UNAVAILABLE,
             "driver shutting down",
         )
-    directories = (serving.paths.registry_dir, serving.paths.plugin_dir)
+    directories = (driver_instance.paths.registry_dir, driver_instance.paths.plugin_dir)
     eventually(  # the shutdown waits less than a second for the disk
         lambda: not any(list(directory.iterdir()) for directory in directories), "all files are removed"
     )
@@ -244,53 +249,59 @@ def test_shutdown_ends_streams_and_removes_all_files(kubelet_dir: Path) -> None:
 # --- restoring ----------------------------------------------------------------------------------------------
 
 
-def test_removed_registration_socket_is_created_again(serving: Serving) -> None:
-    before = inode(serving.paths.registration)
-    serving.paths.registration.unlink()
-    eventually(lambda: inode(serving.paths.registration) not in {None, before}, "the socket is created again")
-    with Kubelet(serving.paths.registration) as kubelet:
+def test_removed_registration_socket_is_created_again(driver_instance: DriverInstance) -> None:
+    before = inode(driver_instance.paths.registration)
+    driver_instance.paths.registration.unlink()
+    eventually(
+        lambda: inode(driver_instance.paths.registration) not in {None, before}, "the socket is created again"
+    )
+    with Kubelet(driver_instance.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
 
-def test_removed_service_socket_returns_and_streams_continue(serving: Serving) -> None:
-    with watch_health(serving.paths.service) as watcher:
-        serving.latest.publish(current_report([device("a")]))
+def test_removed_service_socket_returns_and_streams_continue(driver_instance: DriverInstance) -> None:
+    with watch_health(driver_instance.paths.service) as watcher:
+        driver_instance.latest.publish(current_report([device("a")]))
         assert names(watcher.next()) == ["a"]
-        serving.paths.service.unlink()
-        eventually(serving.paths.service.exists, "the socket is created again")
-        with Kubelet(serving.paths.service) as kubelet:
+        driver_instance.paths.service.unlink()
+        eventually(driver_instance.paths.service.exists, "the socket is created again")
+        with Kubelet(driver_instance.paths.service) as kubelet:
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
-        serving.latest.publish(current_report([device("a", verified=2)]))
+        driver_instance.latest.publish(current_report([device("a", verified=2)]))
         assert names(watcher.next()) == ["a"]
 
 
 def test_created_socket_that_cannot_be_served_is_created_once_more(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    driver_instance: DriverInstance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     raised = fail_once(monkeypatch, HardenedServer, "listen")
-    serving.paths.service.unlink()
-    eventually(lambda: f"socket {serving.paths.service}: was removed" in caplog.text, "served again")
+    driver_instance.paths.service.unlink()
+    eventually(lambda: f"socket {driver_instance.paths.service}: was removed" in caplog.text, "served again")
     assert raised
-    with Kubelet(serving.paths.service) as kubelet:
+    with Kubelet(driver_instance.paths.service) as kubelet:
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
-def test_driver_returns_after_kubelet_directory_is_recreated(serving: Serving, kubelet_dir: Path) -> None:
+def test_driver_returns_after_kubelet_directory_is_recreated(
+    driver_instance: DriverInstance, kubelet_dir: Path
+) -> None:
     for directory in ("plugins", "plugins_registry"):
         remove_tree(kubelet_dir / directory)
-    eventually(serving.paths.service.exists, "the service socket is created again")
-    assert not serving.paths.registration.exists()
-    serving.paths.registry_dir.mkdir()
-    eventually(serving.paths.registration.exists, "the registration socket is created again")
+    eventually(driver_instance.paths.service.exists, "the service socket is created again")
+    assert not driver_instance.paths.registration.exists()
+    driver_instance.paths.registry_dir.mkdir()
+    eventually(driver_instance.paths.registration.exists, "the registration socket is created again")
     with (
-        Kubelet(serving.paths.registration) as registry,
+        Kubelet(driver_instance.paths.registration) as registry,
         Kubelet(Path(registry.get_info().endpoint)) as kubelet,
     ):
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
-def test_socket_of_another_server_is_kept(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    path = serving.paths.registration
+def test_socket_of_another_server_is_kept(
+    driver_instance: DriverInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = driver_instance.paths.registration
     other = UnixListener(path.with_name("other.sock"))
     other.path.rename(path)  # in one step: the driver would soon replace a missing socket
     try:
@@ -303,4 +314,4 @@ def test_socket_of_another_server_is_kept(serving: Serving, caplog: pytest.LogCa
             other.sock.accept()[0].close()
     finally:
         other.sock.close()
-    eventually(serving.paths.registration.exists, "the socket is created when possible")
+    eventually(driver_instance.paths.registration.exists, "the socket is created when possible")

@@ -396,23 +396,29 @@ def test_removed_sockets_and_lock_are_created_again(tmp_path: Path, caplog: pyte
     run = tmp_path / "run"
     make_socket_directory(run, flag="--runtime-dir")
     lock = DirectoryLock(run)
-    serving = Serving(run, locks=[lock])
-    with serving:
+    agent_server = Serving(run, locks=[lock])
+    with agent_server:
         for remove in (
-            serving.health.unlink,
+            agent_server.health.unlink,
             partial(remove_tree, run / "drivers"),
             partial(remove_tree, run),
         ):
-            eventually(lambda: is_connected(serving.health) and is_connected(serving.agent), "served")
+            eventually(
+                lambda: is_connected(agent_server.health) and is_connected(agent_server.agent), "served"
+            )
             caplog.clear()
             remove()
-            eventually(lambda: is_connected(serving.health) and is_connected(serving.agent), "served again")
-            eventually(lambda: f"socket {serving.health}: was removed by another" in caplog.text, "logged")
+            eventually(
+                lambda: is_connected(agent_server.health) and is_connected(agent_server.agent), "served again"
+            )
+            eventually(
+                lambda: f"socket {agent_server.health}: was removed by another" in caplog.text, "logged"
+            )
         eventually(lambda: f"lock file {run}/agent.lock: was removed by another" in caplog.text, "logged")
         with pytest.raises(LockHeld):
             DirectoryLock(run)
         assert stat.S_IMODE(run.stat().st_mode) == 0o750
-    assert not serving.health.exists()
+    assert not agent_server.health.exists()
     lock.close()
 
 
@@ -421,12 +427,12 @@ def test_removed_state_directory_is_created_and_locked_again_at_once(tmp_path: P
     state = tmp_path / "state"
     state.mkdir()
     lock = DirectoryLock(state)
-    with Serving(tmp_path / "run", locks=[lock]) as serving:
-        eventually(serving.health.exists, "served")
+    with Serving(tmp_path / "run", locks=[lock]) as agent_server:
+        eventually(agent_server.health.exists, "served")
         remove_tree(state)
         eventually(lock.path.exists, "the lock file", CHECK_S / 2)
-        serving.health.unlink()
-        eventually(serving.health.exists, "served again")
+        agent_server.health.unlink()
+        eventually(agent_server.health.exists, "served again")
         with pytest.raises(LockHeld):
             DirectoryLock(state)
     lock.close()
@@ -438,12 +444,12 @@ def test_state_lock_that_cannot_be_restored_keeps_no_socket_away(
     state = tmp_path / "state"
     state.mkdir()
     lock = DirectoryLock(state)
-    with Serving(tmp_path / "run", locks=[lock]) as serving:
-        eventually(serving.health.exists, "served")
+    with Serving(tmp_path / "run", locks=[lock]) as agent_server:
+        eventually(agent_server.health.exists, "served")
         state.chmod(0o777)
         lock.path.unlink()
-        serving.health.unlink()
-        eventually(serving.health.exists, "served again")
+        agent_server.health.unlink()
+        eventually(agent_server.health.exists, "served again")
         failure = f"directory {state} has mode 0777: all users may write to it; run chmod o-w on it; a "
         eventually(lambda: failure in caplog.text, "logged")
     lock.close()
@@ -453,14 +459,16 @@ def test_state_lock_that_cannot_be_restored_keeps_no_socket_away(
 def test_created_socket_that_cannot_be_served_is_created_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Serving(tmp_path / "run") as serving:
-        eventually(serving.health.exists, "served")
+    with Serving(tmp_path / "run") as agent_server:
+        eventually(agent_server.health.exists, "served")
         raised = fail_once(monkeypatch, HardenedServer, "listen")
-        serving.health.unlink()
-        eventually(lambda: f"socket {serving.health}: was removed by another" in caplog.text, "served again")
+        agent_server.health.unlink()
+        eventually(
+            lambda: f"socket {agent_server.health}: was removed by another" in caplog.text, "served again"
+        )
         assert raised
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(serving.health))
+            client.connect(str(agent_server.health))
     assert "created again: [Errno 12] Cannot allocate memory; clients cannot connect" in caplog.text
 
 
@@ -470,29 +478,29 @@ def test_directory_that_epoll_cannot_watch_is_checked_and_watched_later(
     """The user's watches of epoll are used up for a moment (fs.epoll.max_user_watches)."""
     monkeypatch.setattr(grpc_servers, "UNWATCHED_CHECK_S", 0.1)
     raised = fail_once(monkeypatch, asyncio.SelectorEventLoop, "add_reader")
-    with Serving(tmp_path / "run") as serving:
+    with Serving(tmp_path / "run") as agent_server:
         eventually(lambda: bool(raised), "the failed call")
         for _ in range(2):  # found by a check, then by the watch
-            serving.health.unlink(missing_ok=True)
-            eventually(lambda: is_served(serving.health), "served again")
+            agent_server.health.unlink(missing_ok=True)
+            eventually(lambda: is_served(agent_server.health), "served again")
     assert caplog.text.count("was removed by another process; created again") == 2
 
 
 def test_socket_that_cannot_be_restored_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    serving = Serving(tmp_path / "run")
-    with serving:
-        eventually(serving.health.exists, "served")
+    agent_server = Serving(tmp_path / "run")
+    with agent_server:
+        eventually(agent_server.health.exists, "served")
         (tmp_path / "file").write_text("file of another program")
-        (tmp_path / "file").replace(serving.health)  # at once: the agent never finds the path free
+        (tmp_path / "file").replace(agent_server.health)  # at once: the agent never finds the path free
         failure = (
             f"sockets in {tmp_path}/run: removed by another process and not created again: file "
-            f"{serving.health}: is not a socket"
+            f"{agent_server.health}: is not a socket"
         )
         eventually(lambda: failure in caplog.text, "logged")
     assert caplog.text.count("not created again") == 1
-    assert serving.health.read_text() == "file of another program"
+    assert agent_server.health.read_text() == "file of another program"
 
 
 @pytest.mark.parametrize("steps", range(1, 14))

@@ -91,7 +91,7 @@ class FakeClaimHandler:
         return self.unavailable
 
 
-class Serving(ServerThread):
+class DriverInstance(ServerThread):
     """Server of a driver's sockets."""
 
     def __init__(

@@ -138,7 +138,7 @@ class RecordingHandler:
             raise self.errors[method]
 
 
-class Serving(ServerThread):
+class LinkServer(ServerThread):
     """Server of the agent's sockets with one driver's link."""
 
     def __init__(self, runtime_dir: Path) -> None:
