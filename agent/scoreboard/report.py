@@ -161,14 +161,17 @@ COMMAND: Final = "python -m agent.scoreboard --write docs/scoreboard.md"
 _ORIGINS: Final[Mapping[LineOrigin, str]] = {
     LineOrigin.ISSUE: "from public reports",
     LineOrigin.TEST_DATA: "from test data and sources of other projects",
-    LineOrigin.DOCUMENT: "with an example of a document",
+    LineOrigin.DOCUMENT: "from an example in a document",
     LineOrigin.SYNTHETIC: "synthetic, in the form that a document states",
 }
+_SUBJECT: Final = """\
+How many faults of nodes drahealth and other detectors find, and how many false alarms they raise: for authors
+of rules, and for operators who want to know which faults are missed.""".splitlines()
 _INTRODUCTION: Final = """\
 Each has its source, its kernel log lines, and the verdicts that are right by that source. The command
-`python -m agent.scoreboard` lets each happen on a simulated node: the C core reads the lines, and the
-agent's rules judge them. The other detectors are applied as their published patterns and tables state; they
-may find more from other sources than the kernel log.""".splitlines()
+`python -m agent.scoreboard` lets each happen on a simulated node: the native core reads the lines, and the
+agent's rules evaluate them. The other detectors are applied as their published patterns and tables state;
+they may find more from other sources than the kernel log.""".splitlines()
 _EXPLANATION: Final = """\
 A fault is *detected* if a finding names its device or the node. The *device is right* if every faulty
 device is named; a detector that reports only the node names none. The *severity is right* if the device is
@@ -305,10 +308,7 @@ def format_markdown(
     origins = Counter(each.origin for each in incidents)
     by_origin = [f"{origins[origin]} {text}" for origin, text in _ORIGINS.items() if origins[origin]]
     lines = [
-        "# Scoreboard",
-        "",
-        f"<!-- written by {COMMAND} -->",
-        "",
+        *("# Scoreboard", "", f"<!-- written by {COMMAND} -->", "", *_SUBJECT, ""),
         f"`corpus/` has {len(incidents)} labelled incidents:",
         ",\n".join(by_origin) + ".",
         *_INTRODUCTION,
