@@ -823,7 +823,7 @@ def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, make_t
         finally:
             let_go.set()
         eventually(lambda: len(entered) >= 2, "the newest is handed over when it is back")
-    assert any(line.startswith("usage history: recording failed") for line in tracker.lines)
+    assert any(line.startswith("history: uses of devices not recorded") for line in tracker.lines)
 
 
 # --- audit of cgroups --------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ class GpuPciWatcher:
             found = read()
         except (ProbeError, OSError) as error:
             if self._logged.get(name) != str(error):
-                log.warning("host watcher: %s failed: %s; the last result is kept", name, error)
+                log.warning("%s: failed: %s; the last result is kept", name, error)
             self._logged[name] = str(error)
             return None
         finally:

@@ -340,5 +340,5 @@ class LatestJob(Generic[P]):
                 job()
             except Exception:  # a bug in one job must not stop the next
                 log.exception(
-                    "usage history: recording failed: internal error; this change of usages is not recorded"
+                    "history: uses of devices not recorded: internal error; next attempt at the next poll"
                 )
