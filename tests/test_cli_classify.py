@@ -115,7 +115,7 @@ def test_json_has_every_field(command):
 )
 def test_cached_failure_shows_the_duration_of_the_ledger(command, argv, consequence):
     _, out, _ = command.run(*argv)
-    cached = "answers the same claim from the cache for 60s while nothing changes"
+    cached = "the same claim gets this verdict again for 60s while nothing changes"
     assert f"  consequence  {consequence}; {cached}\n" in out
 
 

@@ -419,7 +419,7 @@ def _rule_lines(
 def format_share(part: float, whole: float) -> str:
     """Format the share of `part` in `whole` in percent.
 
-    The text is ``0 %`` only if `part` is zero, and ``100 %`` only if `part` is equal to `whole`.
+    The text is ``0%`` only if `part` is zero, and ``100%`` only if `part` is equal to `whole`.
     """
     share = part / whole if whole > 0 else 0.0
     if part <= 0 or share == 0:

@@ -234,7 +234,7 @@ def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[ErrorPattern])
     yield "error", verdict.summary
     yield "meaning", row.explanation if is_listed else f"as its pattern states; handled like {row.code}"
     yield "advice", verdict.advice
-    cached = f"; answers the same claim from the cache for {format_age(verdict.sticky_s)}"
+    cached = f"; the same claim gets this verdict again for {format_age(verdict.sticky_s)}"
     yield "consequence", consequence(row) + (f"{cached} while nothing changes" if verdict.sticky_s else "")
     yield "scope", verdict.scope
     for evidence in verdict.evidence:

@@ -431,12 +431,12 @@ class HealthSubscribers:
 
 
 class PendingLists(NamedTuple):
-    """Lists that a stream must send, and what it has got then."""
+    """Lists that a stream must send, and the publication up to which it is current afterwards."""
 
     number: int
-    """Publication that the stream has got then."""
+    """Publication up to which the stream is current when the lists are sent."""
     resend_count: int
-    """Number of times that all devices were sent again then."""
+    """Number of times that all devices were sent again, when the lists are sent."""
     messages: tuple[bytes, ...] | None
     """Encoded lists; None: the stream must send all devices, but the last report is too old; the next report
     has them."""
