@@ -13,7 +13,7 @@ from reserved_ports import reserved_port
 from wire.serving import at, device, report
 
 from agent.config.config import Config
-from agent.http.agent_view import AgentView, JsonEncoders, TotalsSinceStart
+from agent.http.agent_view import AgentView, TotalsSinceStart
 from agent.http.app import create_app
 from agent.http.server import HttpServer
 from agent.model.gpu import GpuField, NvmlCallCost, NvmlCosts, XidCount
@@ -78,7 +78,7 @@ class FakeAgent:
             prepares=dict,
             parts=PartsStatus,
             history_file=Path("/nonexistent"),
-            documents=JsonEncoders(report=lambda shown: {"node": shown.node}),
+            encode_report=lambda shown: {"node": shown.node},
         )
 
     @property

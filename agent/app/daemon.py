@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import trio
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from agent.cluster.cluster_publisher import ClusterPublisher
     from agent.cluster.sentinel_publisher import SentinelPublisher
     from agent.driver.session import DriverSession
-    from agent.http.agent_view import AgentView, JsonEncoders
+    from agent.http.agent_view import AgentView
     from agent.http.server import HttpServer
     from agent.model.consumers import ConsumerMap
     from agent.record.recorder import SnapshotRecorder
@@ -99,7 +99,7 @@ def run(
     config: Config,
     on_report: ReportReceiver | None = None,
     load: Callable[[], LoadedConfig] | None = None,
-    documents: "Callable[[], JsonEncoders] | None" = None,
+    encode_report: Callable[[Report], dict[str, Any]] | None = None,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
@@ -111,7 +111,7 @@ def run(
         config: Configuration of the agent.
         on_report: Called with each published health report.
         load: Loads the configuration again for a reload, in a thread; None: a reload changes nothing.
-        documents: Returns the encoders of JSON documents for the HTTP server; None: no server is started.
+        encode_report: Returns a report as JSON for the HTTP server; None: no server is started.
 
     Raises:
         ResourceBusyError: Another agent holds the runtime directory, the state directory, or a socket.
@@ -120,7 +120,9 @@ def run(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _directory_locks(config) as locks:
-        Daemon(config, on_report, load or (lambda: LoadedConfig(config, {}, ())), locks, documents).serve()
+        Daemon(
+            config, on_report, load or (lambda: LoadedConfig(config, {}, ())), locks, encode_report
+        ).serve()
 
 
 class Daemon:
@@ -132,12 +134,11 @@ class Daemon:
         on_report: ReportReceiver | None,
         load: Callable[[], LoadedConfig],
         locks: Sequence[DirectoryLock],
-        documents: "Callable[[], JsonEncoders] | None" = None,
+        encode_report: Callable[[Report], dict[str, Any]] | None = None,
     ) -> None:
         """Create all parts of the agent without starting a thread.
 
-        ``load`` loads the configuration again, ``locks`` are those of the agent's directories, ``documents``
-        returns encoders for the HTTP server. Raises the same errors as :func:`run`.
+        ``locks`` are those of the agent's directories; other arguments and errors as for :func:`run`.
         """
         self._config = config
         self._on_report = on_report
@@ -177,8 +178,8 @@ class Daemon:
         try:
             config.check_web_config()
             self._cluster = _cluster_publisher(config, lambda: self._pods.newest_map)
-            if config.listen and documents is not None:
-                self._http = self._open_http(documents(), history.path)
+            if config.listen and encode_report is not None:
+                self._http = self._open_http(encode_report, history.path)
             self._node = open_node_source(
                 config, settings, config.period_ns, reads_declarations=True, pods=self._pods
             )
@@ -369,7 +370,7 @@ class Daemon:
             clock=read_clocks,
         )
 
-    def _open_http(self, documents: "JsonEncoders", history_file: Path) -> "_Http":
+    def _open_http(self, encode_report: Callable[[Report], dict[str, Any]], history_file: Path) -> "_Http":
         """Open the sockets of the HTTP server. Raises the same errors as :func:`run`."""
         try:
             from agent.http.agent_view import AgentView, TotalsSinceStart
@@ -395,7 +396,7 @@ class Daemon:
             prepares=self._sessions.prepare_counts,
             parts=self._parts_status,
             history_file=history_file,
-            documents=documents,
+            encode_report=encode_report,
         )
         app = create_app(
             view, clock=read_clocks, server=lambda: HttpConnectionCounts(server.connections, server.refused)

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.cli.main import report_error
 from agent.cli.output.log import ReportLogThread, install_log_handler, is_journal, log_formatter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.http.agent_view import JsonEncoders
+    from agent.model.report import Report
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def main(args: Namespace) -> int:
         table = live_table(args.color, head=lambda style: socket_help(config, program_command(), style))
         install_log_handler(TableLogHandler(table))
         try:
-            daemon.run(config, on_report=table.show, load=load, documents=http_documents)
+            daemon.run(config, on_report=table.show, load=load, encode_report=encode_report)
         finally:
             table.close()
         return 0
@@ -59,7 +59,7 @@ def main(args: Namespace) -> int:
     report_log = ReportLogThread(sys.stderr, lines)
     install_log_handler(report_log.queue)
     try:
-        daemon.run(config, on_report=report_log.show, load=load, documents=http_documents)
+        daemon.run(config, on_report=report_log.show, load=load, encode_report=encode_report)
     except BaseException as error:  # through the queue: a failing agent does not wait for the log's reader
         return report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
     finally:
@@ -67,12 +67,11 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def http_documents() -> JsonEncoders:
-    """Return the encoders of JSON documents for the HTTP server."""
+def encode_report(report: Report) -> dict[str, Any]:
+    """Return a report as JSON for the HTTP server; a run without it does not import the encoder."""
     from agent.cli.output.json import report_document
-    from agent.http.agent_view import JsonEncoders
 
-    return JsonEncoders(report=report_document)
+    return report_document(report)
 
 
 def socket_help(config: Config, command: str, style: TextStyle) -> str:

@@ -135,16 +135,6 @@ The devices' leases last at least as long.
 """
 
 
-class JsonEncoders(NamedTuple):
-    """Functions that encode a report as a JSON document; the command line provides them."""
-
-    report: Callable[[Report], dict[str, Any]]
-    """Function that returns the document of ``drahealth scan -o json`` for a report.
-
-    The document lacks the key ``processes``.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class AgentView:
     """Read access of the HTTP server to a running agent. Thread-safe."""
@@ -171,7 +161,8 @@ class AgentView:
     """Function that returns the status of parts of the agent that no report describes."""
     history_file: Path
     """Path of the history file, which agent.store.history_file reads; absent until the first record."""
-    documents: JsonEncoders
+    encode_report: Callable[[Report], dict[str, Any]]
+    """Function that returns a report as ``drahealth scan -o json`` prints it, without ``processes``."""
 
     def report(self) -> Report | None:
         """Return the newest published report; None: there is none yet."""

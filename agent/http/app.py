@@ -361,6 +361,6 @@ class ReportEndpoint:
             return _probe_result("the first pass over the node has not finished")
         async with self._turns.turn():
             if self._encoded[0] < version:
-                self._encoded = version, msgspec.json.encode(self._view.documents.report(report))
+                self._encoded = version, msgspec.json.encode(self._view.encode_report(report))
             text = self._encoded[1]
         return PartedResponse(text, media_type="application/json")
