@@ -1,4 +1,4 @@
-"""``drahealth clear``: clears latched faults of a device after its repair."""
+"""``drahealth clear``: clears remembered faults of a device after its repair."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VERB = Subcommand(
         "is cleared; 77 for other users."
     ),
     examples=(
-        ("drahealth clear gpu-3", "clear all latched faults of a GPU"),
+        ("drahealth clear gpu-3", "clear all remembered faults of a GPU"),
         ("drahealth clear hugepages-2mi-node0", "accept the pool's size now"),
     ),
     add_arguments=add_arguments,

@@ -242,7 +242,8 @@ class Monitor:
         The function gets a :class:`Device`. A plain function is called in a worker thread, an async one in
         the core thread's Trio loop, which it must not block. The function returns None or True for no fault,
         or the result of :func:`drahealth.unhealthy`, :func:`drahealth.degraded` or :func:`drahealth.unknown`.
-        After any other answer, an exception or a timeout the device is Unknown.
+        Any other answer, an exception or a timeout is no result: the device becomes Unknown after
+        `raise_after` of them in a row.
 
         Args:
             every_s: Period [s], 0.1 to 3600.
