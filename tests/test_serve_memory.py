@@ -29,8 +29,10 @@ UNKNOWN = 0
 SERVER = f"""
 import sys
 from pathlib import Path
+from agent.native.process import use_one_heap_arena
 from wire.serving import Serving, at, device
 
+use_one_heap_arena()  # as the agent does; other arenas keep up to 7 MiB of free memory
 devices = [device(f"device-{{number}}", message="x" * 2000) for number in range({DEVICES})]
 with Serving(Path(sys.argv[1])) as agent_server:
     for second, line in enumerate(sys.stdin, 2):
@@ -108,7 +110,7 @@ def test_stalled_readers_of_a_thousand_devices_share_one_limit_of_memory(tmp_pat
             raw_client.call(stream, path=WATCH)
             raw_client.next_headers(stream)
             server.publish()
-        assert server.rss_bytes() - before < 2 * UNSENT_LIMIT
+        assert server.rss_bytes() - before < 3 * UNSENT_LIMIT  # these bytes, and the report in progress
 
 
 def test_stalled_taint_streams_share_one_message(tmp_path: Path) -> None:
