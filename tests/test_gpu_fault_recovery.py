@@ -335,6 +335,50 @@ def test_port_fault_is_resolved_by_a_gpu_reset_while_the_agent_is_stopped(is_res
     assert ("gpu.fabric.sxid.20034" in node.codes("gpu-0")) is not is_reset
 
 
+@pytest.mark.parametrize("recurs", [False, True])
+def test_shared_fault_is_resolved_by_resets_before_and_after_a_restart(recurs: bool) -> None:
+    fabric_error = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error"
+    node = GpuNode(2)
+    for number in (0, 1):
+        node.set_readings(number, ecc_correctable=7)
+    node.next()
+    node.log(fabric_error)
+    node.next()
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 11004, Fatal, something without a port")
+    node.next()
+    node.reset(0)
+    node.next(2)
+    for _ in range(2):
+        node.restart()
+        node.rest(20)
+    if recurs:
+        node.log(fabric_error)
+        node.next()
+        node.restart()
+        node.next()
+    node.reset(1)
+    node.rest(600)
+    codes = ["gpu.fabric.sxid.12020"] if recurs else []
+    assert node.codes("gpu-0") == node.codes("gpu-1") == codes
+
+
+def test_reset_before_a_stop_does_not_resolve_a_shared_fault_that_recurs_during_it() -> None:
+    fabric_error = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error"
+    node = GpuNode(2)
+    for number in (0, 1):
+        node.set_readings(number, ecc_correctable=7)
+    node.next()
+    node.log(fabric_error)
+    node.next()
+    node.reset(0)
+    node.next(2)
+    node.log(fabric_error)
+    node.set_readings(1, ecc_correctable=0)
+    node.restart()
+    node.rest(600)
+    assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.12020"]
+
+
 def test_shared_fault_of_a_file_without_readings_of_each_gpu_stays() -> None:
     node = GpuNode(2)
     node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")

@@ -209,7 +209,7 @@ class PersistentFault(NamedTuple):
     """Recovery action that the driver last requested for the GPU; -1: NVML returned RESET_REQUIRED."""
     counters: tuple[int, ...] = ()
     """Last readings of the GPU counters that a reset clears; -1: not available. Of the NVLink fabric: for
-    each GPU, the number as in ``action``, and these readings."""
+    each GPU, the number as in ``action`` (-2: it was reset since the fault), and these readings."""
     first_ns: int = 0
     """CLOCK_MONOTONIC of boot ``boot_id`` at ``first_wall_s`` [ns]; 0: not known."""
     last_ns: int = 0

@@ -224,7 +224,8 @@ def resolve_faults(
     for key, fault in log.faults.items():
         decision = decisions.get(key)
         if fault.resolved or decision is None:
-            if not _is_expired(fault, now):
+            # a fault of severity INFO that was resolved a day ago is dropped: if it recurs, it is a new fault
+            if not (fault.resolved and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS):
                 faults[key] = fault
             continue
         ends_ns = min(
@@ -237,11 +238,6 @@ def resolve_faults(
         else:
             faults[key] = replace(fault, resolved=now, last_decision=decision)
     return replace(log, faults=faults), min(due, default=None)
-
-
-def _is_expired(fault: Fault, now: Instant) -> bool:
-    """Return whether a fault of severity INFO was resolved a day ago. If it recurs, it is a new fault."""
-    return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
 def _resolution_times(
@@ -279,6 +275,7 @@ KEPT_MAX: Final = 256
 """Largest number of faults in the checkpoint file. Their log lines are left out where the file would be too
 large."""
 _RESET_REQUIRED: Final = -1  # stored in place of the recovery action after NVML returned RESET_REQUIRED
+_WAS_RESET: Final = -2  # stored in place of it once the GPU was reset after a fault that all GPUs share
 CLEARING_NS: Final = 10 * NS
 """Longest time from the end of a fault until its probation starts [ns]."""
 
@@ -331,7 +328,14 @@ def build_checkpoint(
             owners = (gpu.number for gpu in gpus if key.gpu_number in (gpu.number, SHARED))
             of_owners = [signs.get(number, RecoverySigns()) for number in owners]
             saved = _kept_fault(key, fault, decision, uuid, of_owners)
-            kept.append(_with_monotonic_times(saved, fault) if fault.boot_id == log.boot_id else saved)
+            if fault.boot_id == log.boot_id:  # a step of the wall clock does not change monotonic times
+                saved = saved._replace(
+                    first_ns=fault.first.mono_ns,
+                    last_ns=fault.last.mono_ns,
+                    healed_ns=fault.resolved.mono_ns if fault.resolved else 0,
+                    bursts_ns=tuple(burst.start.mono_ns for burst in fault.bursts),
+                )
+            kept.append(saved)
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
     return PersistentState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared, module=module)
@@ -340,7 +344,7 @@ def build_checkpoint(
 def _kept_fault(
     key: FaultKey, fault: Fault, decision: FaultDecision, uuid: str, signs: Iterable[RecoverySigns]
 ) -> PersistentFault:
-    found = [] if fault.resolved else [*map(_saved_signs, signs)]
+    found = [] if fault.resolved else [_saved_signs(gpu, None if uuid else fault.last) for gpu in signs]
     return PersistentFault(
         uuid=uuid,
         code=key.code,
@@ -367,22 +371,17 @@ def _kept_fault(
     )
 
 
-def _saved_signs(signs: RecoverySigns) -> tuple[int, ...]:
-    """Return the requested recovery action and the counters of a GPU, as the checkpoint has them."""
+def _saved_signs(signs: RecoverySigns, shared_at: Instant | None) -> tuple[int, ...]:
+    """Return the requested recovery action and the counters of a GPU, as the checkpoint has them.
+
+    Args:
+        shared_at: Last occurrence of a fault that all GPUs share; None: the fault is this GPU's own.
+    """
     counters = signs.counters or (NEVER_READ,) * len(VOLATILE_COUNTERS)
     action = _RESET_REQUIRED if signs.reset_required else signs.action
+    if shared_at and signs.reset_at and signs.reset_at.mono_ns > shared_at.mono_ns:
+        action = _WAS_RESET
     return action, *(-1 if isinstance(value, Missing) else value for value in counters)
-
-
-def _with_monotonic_times(saved: PersistentFault, fault: Fault) -> PersistentFault:
-    """Return the stored fault with its monotonic times, which a step of the wall clock does not change. They
-    are valid in the boot of its last occurrence only."""
-    return saved._replace(
-        first_ns=fault.first.mono_ns,
-        last_ns=fault.last.mono_ns,
-        healed_ns=fault.resolved.mono_ns if fault.resolved else 0,
-        bursts_ns=tuple(burst.start.mono_ns for burst in fault.bursts),
-    )
 
 
 # --- restore ------------------------------------------------------------------------------------------------
@@ -436,7 +435,8 @@ def restore_faults(
             cleared_us = fault.resolved.mono_ns // 1000 if fault.resolved and not reported else 0
             counted_us[at] = max(counted_us.get(at, 0), saved.log_us, cleared_us)
             if not saved.healed:
-                signs |= _restored_signs(number, saved, kept.gpus)
+                for at_gpu, restored in _restored_signs(number, saved, kept.gpus, fault.last).items():
+                    signs[at_gpu] = _merged_signs(signs.get(at_gpu, restored), restored)
         for device in reported:
             change = changes.of(device, saved.code)
             condition = _condition_at_start(
@@ -462,8 +462,18 @@ def restore_faults(
     )
 
 
+def _merged_signs(first: RecoverySigns, second: RecoverySigns) -> RecoverySigns:
+    """Return the signs of a GPU that were stored with two faults: for only some faults, it was reset."""
+    resets = [at for at in (first.reset_at, second.reset_at) if at]
+    return second._replace(
+        action=second.action or first.action,
+        reset_required=second.reset_required or first.reset_required,
+        reset_at=max(resets, default=None),
+    )
+
+
 def _restored_signs(
-    number: int, saved: PersistentFault, gpus: Sequence[KnownGpu]
+    number: int, saved: PersistentFault, gpus: Sequence[KnownGpu], last: Instant
 ) -> dict[int, RecoverySigns]:
     """Return the stored readings that show a recovery, by GPU number: those of the GPU with the fault, or of
     each GPU if all share the fault."""
@@ -471,16 +481,18 @@ def _restored_signs(
     if number != SHARED:
         values, numbers = (saved.action, *values), [number]
     if len(values) != width * len(numbers):
-        return {} if number == SHARED else {number: _recovery_signs(saved.action, ())}
+        return {} if number == SHARED else {number: _recovery_signs(saved.action, (), last)}
     rows = (values[at : at + width] for at in range(0, len(values), width))
-    return {at: _recovery_signs(row[0], row[1:]) for at, row in zip(numbers, rows, strict=True)}
+    return {at: _recovery_signs(row[0], row[1:], last) for at, row in zip(numbers, rows, strict=True)}
 
 
-def _recovery_signs(action: int, counters: Iterable[int]) -> RecoverySigns:
+def _recovery_signs(action: int, counters: Iterable[int], last: Instant) -> RecoverySigns:
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
         action=max(action, 0),
         reset_required=action == _RESET_REQUIRED,
+        # a recurrence while the agent is stopped is later, and the reset does not end it
+        reset_at=Instant(last.mono_ns + 1, last.wall_s) if action == _WAS_RESET else None,
     )
 
 
