@@ -359,6 +359,22 @@ def changed_object(**changes: object) -> dict[str, Any]:
         (changed_object(metadata__uid=""), "pod 'p': metadata.uid: '' is not a name"),
         (changed_object(metadata__name="a b"), "metadata.name: 'a b' is not a name"),
         (changed_object(spec__containers=[]), "spec.containers: is empty"),
+        (
+            changed_object(spec__containers=[], spec__initContainers=[container("first")]),
+            "spec.containers: is empty",
+        ),
+        (
+            changed_object(status__containerStatuses=[{"name": ["app"]}]),
+            "status.containerStatuses.name: is a list, not text",
+        ),
+        (
+            changed_object(status__resourceClaimStatuses=[{"name": {}}]),
+            "status.resourceClaimStatuses.name: is an object, not text",
+        ),
+        (
+            changed_object(status__conditions=[{"type": [], "status": "True"}]),
+            "status.conditions.type: is a list, not text",
+        ),
         (changed_object(spec__containers={}), "spec.containers: is not a list of objects"),
         (changed_object(spec__containers=[{"name": 3}]), "spec.containers[0].name: 3 is not a name"),
         (changed_object(spec__overhead={"cpu": "lots"}), "spec.overhead.cpu: 'lots' is not a quantity"),

@@ -55,7 +55,6 @@ from agent.cgroup_audit.pod_model import (
     MILLI,
     ZERO,
     Pod,
-    PodContainer,
     QosClass,
     Quantity,
     UnknownAmount,
@@ -316,7 +315,7 @@ def audit_pod_cgroups(
     Raises:
         ProbeError: The pod's UID or a container's id is not valid in a cgroup name.
     """
-    idle = tuple(container.name for container in pod.containers if not _is_running(container))
+    idle = tuple(part.name for part in pod.containers if not part.id or part.started_wall_s is None)
     if len(idle) == len(pod.containers):
         return PodAudit(pod, (), (), idle)
     groups = [
@@ -459,10 +458,6 @@ def _compare_with_second_read(
     wrong: Iterable[CgroupId] = {found.cgroup for found in compared if found.verdict in DRIFT_VERDICTS}
     again: Mapping[CgroupId, ActualCgroup] = {group: read_actual(group) for group in wrong}
     return compare_cgroups(groups, {**actual, **again}, node.facts.cgroup_version)
-
-
-def _is_running(container: PodContainer) -> bool:
-    return bool(container.id) and container.started_wall_s is not None
 
 
 def _cgroup_path(group: CgroupId, pod: Pod, node: AuditedNode) -> str:

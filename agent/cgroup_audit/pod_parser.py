@@ -217,7 +217,7 @@ def _parse_resize(metadata: JsonObject, status: JsonObject) -> UnfinishedResize 
     observed = _integer_field(status, "observedGeneration", "status")
     is_outdated = 0 < observed < _integer_field(metadata, "generation", "metadata")
     found = {
-        mapping.get("type"): mapping
+        get_text(mapping, "type", "status.conditions"): mapping
         for mapping in get_mappings(status, "conditions", "status")
         if mapping.get("status") == "True"
     }
@@ -235,7 +235,7 @@ def _parse_resize(metadata: JsonObject, status: JsonObject) -> UnfinishedResize 
 
 def _parse_containers(spec: JsonObject, status: JsonObject) -> tuple[PodContainer, ...]:
     states = {
-        entry.get("name"): entry
+        get_text(entry, "name", f"status.{key}"): entry
         for key in ("initContainerStatuses", "containerStatuses")
         for entry in get_mappings(status, key, "status")
     }
@@ -253,7 +253,7 @@ def _parse_containers(spec: JsonObject, status: JsonObject) -> tuple[PodContaine
             )
             name = name_field(entry, "name", place)
             found.append(_parse_container(entry, name, role, states.get(name, {}), place))
-    if not found:
+    if not get_mappings(spec, "containers", "spec"):
         raise_invalid("spec.containers", "is empty; a pod has at least one container")
     return tuple(found)
 
@@ -287,8 +287,9 @@ def _parse_container(
 
 
 def _claim_names(spec: JsonObject, status: JsonObject) -> tuple[str, ...]:
+    place = "status.resourceClaimStatuses"
     made = {
-        entry.get("name"): name_field(entry, "resourceClaimName", "status.resourceClaimStatuses", "")
+        get_text(entry, "name", place): name_field(entry, "resourceClaimName", place, "")
         for entry in get_mappings(status, "resourceClaimStatuses", "status")
     }
     names = []
