@@ -267,6 +267,27 @@ def test_quantity_that_the_api_server_shortens_is_no_difference(
     assert kube_api.writes() == ["POST"]
 
 
+@pytest.mark.parametrize("field", ["nodeAllocatableResourceMappings", "nodeAllocatableResources"])
+def test_shortened_quantity_of_allocatable_resources_is_no_difference(
+    api: drahealth.ApiServer,
+    monitor: drahealth.Monitor,
+    kube_api: FakeKubeApi,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    field: str,
+) -> None:
+    def shorten(devices: list[dict[str, Any]], now: str) -> None:
+        devices[0][field]["memory"]["mapping"]["deviceMultiplier"] = "1Gi"
+
+    monkeypatch.setattr("go_driver.api_server._check_slice", shorten)
+    device = drahealth.SliceDevice(
+        "card-0", fields={field: {"memory": {"mapping": {"deviceMultiplier": "1024Mi"}}}}
+    )
+    for publishing in (monitor, monitor_in(tmp_path / "restarted")):
+        drahealth.SlicePublisher(api, publishing, [device]).publish(drahealth.Taints())
+    assert kube_api.writes() == ["POST"]
+
+
 def test_two_instances_do_not_rewrite_shortened_quantities_in_turn(
     api: drahealth.ApiServer,
     monitor: drahealth.Monitor,

@@ -161,7 +161,12 @@ NAME_BYTES: Final = 240
 """Longest beginning of a ResourceSlice's name [bytes]; names of objects have at most 253."""
 NESTED_VERSION: Final = "v1beta1"
 """Version of ``resource.k8s.io`` in which a device's fields, except its name, are in ``basic``."""
-_QUANTITY_FIELDS: Final = ("capacity", "consumesCounters", "nodeAllocatableResourceMappings")
+_QUANTITY_FIELDS: Final = (
+    "capacity",
+    "consumesCounters",
+    "nodeAllocatableResourceMappings",  # of Kubernetes 1.36
+    "nodeAllocatableResources",
+)
 """Fields of a device that contain quantities."""
 
 AttributeValue = str | bool | int | Mapping[str, object]
