@@ -180,6 +180,7 @@ type checkRun struct {
 	cancel   context.CancelFunc
 	now      chan struct{} // capacity 1; full: a run is due now
 	awaited  *declaration  // the agent may have other hardware for the device until it accepts this; nil: none
+	running  bool          // a run is in progress, whose result is not set yet
 	panicked bool          // a panic was logged; only for the goroutine of the current run
 }
 
@@ -306,7 +307,7 @@ func (k *checks) accepted(declared *declaration) {
 	for key, run := range k.runs {
 		if run.awaited == declared {
 			run.awaited, k.known[key.device] = nil, run.device.Part
-			if _, ran := k.newest[key]; ran { // else the current run ends after the declaration
+			if _, ran := k.newest[key]; ran && !run.running { // else the current run ends after the declaration
 				k.ran[key]--
 				fill(run.now)
 			}
@@ -323,6 +324,7 @@ func (c *Client) runPeriodically(ctx context.Context, key checkKey, run *checkRu
 	var hung <-chan outcome // the last run has not returned
 	for {
 		var found outcome
+		c.checks.begin(run)
 		found, hung = c.runOnce(ctx, run, hung)
 		if ctx.Err() != nil {
 			return
@@ -420,10 +422,18 @@ func (k *checks) deviceOf(run *checkRun) Device {
 	return run.device
 }
 
+// begin notes that a run is in progress until its result is set.
+func (k *checks) begin(run *checkRun) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	run.running = true
+}
+
 // set numbers the newest result and replaces the one before, unless the device is no longer checked.
 func (k *checks) set(key checkKey, run *checkRun, newest result) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	run.running = false
 	if k.runs[key] == run {
 		k.ran[key]++
 		newest.number = k.ran[key]

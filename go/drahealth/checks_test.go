@@ -592,6 +592,31 @@ func TestCheckRunsAgainOnceTheFirstDeclarationIsAccepted(t *testing.T) {
 	})
 }
 
+func TestRunInProgressAtTheFirstDeclarationCountsOnce(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.sync = func(ctx context.Context, _ *pb.SyncDevicesRequest) error {
+			sleep(ctx, 2*second+second/5)
+			return nil
+		}
+		a.start()
+		var runs atomic.Int32
+		add(t, c, HealthCheck{Name: "link", Every: 2 * second, Run: func(ctx context.Context, _ Device) (*Finding, error) {
+			number := runs.Add(1)
+			if number > 1 { // the second run begins after one to two seconds, and ends after the declaration
+				sleep(ctx, second+second/2)
+			}
+			return Degraded("card.slow", "run %d", number), nil
+		}})
+		c.Declare(cpu("a"))
+		time.Sleep(4 * second)
+		if got, want := r.texts(), []string{"a 1: card.slow run 1", "a 2: card.slow run 2"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+	})
+}
+
 func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
 	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported
