@@ -345,16 +345,17 @@ def test_reset_while_stopped_is_detected_by_answer_after_reset_required() -> Non
 # --- another boot, another GPU ------------------------------------------------------------------------------
 
 
-def beyond_repair() -> GpuNode:
+def beyond_repair(flag: str = "remap_failure") -> GpuNode:
     node = GpuNode()
-    node.set_readings(0, remap_failure=1)
+    node.set_readings(0, **{flag: 1})
     node.xid(0, 64)
     node.rest(5)
     return node
 
 
-def test_fault_that_needs_replacement_survives_reboots() -> None:
-    node = beyond_repair()
+@pytest.mark.parametrize("flag", ["remap_failure", "unrepairable_memory"])
+def test_fault_that_needs_replacement_survives_reboots(flag: str) -> None:
+    node = beyond_repair(flag)
     before = node.cause("gpu.xid.64")
     for boot in (SECOND_BOOT, THIRD_BOOT):
         node.restart(boot_id=boot, away_s=86_400)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from agent.health.gpu.faults import fault_log
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog, occurred_near, recurrence_ns
 from agent.health.gpu.faults.match_reports import is_placeholder_instance
+from agent.health.gpu.memory import FAILED_REPAIRS
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.decisions import (
     FaultDecision,
@@ -126,7 +127,7 @@ def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings
         has_action=isinstance(action, int) or action.absence is Absence.UNREADABLE,
         announced=announced,
         remap_pending=_flag(sample, GpuField.REMAP_PENDING),
-        remap_failed=_flag(sample, GpuField.REMAP_FAILURE),
+        remap_failed=any(_flag(sample, field) for field in FAILED_REPAIRS),
         page_pending=_flag(sample, GpuField.RETIRED_PENDING),
         sram_threshold=_flag(sample, GpuField.SRAM_THRESHOLD),
         links_down=bool(gpu_state.seen.links_up & ~links) if isinstance(links, int) else None,
