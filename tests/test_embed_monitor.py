@@ -219,6 +219,7 @@ def test_check_decorator_returns_the_function() -> None:
             "patterns: \\['bank'\\] has another object than an ErrorPattern",
         ),
         (lambda: monitor_of(on_error=3), "argument on_error: 3 is not a function"),
+        (lambda: monitor_of(on_error=""), "argument on_error: '' is not a function"),
         (lambda: monitor_of().on_taints(None), "argument callback: None is not a function"),
         (lambda: monitor_of().recheck("x"), "health check 'x' does not exist"),
         (lambda: monitor_of().recheck(print), "health check <built-in function print> does not exist"),

@@ -1139,6 +1139,8 @@ def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driv
         ({"wire": "none"}, "argument wire: 'none' is not a WireMode"),
         ({"on_status": 3}, "argument on_status: 3 is not a function"),
         ({"on_error": 3}, "argument on_error: 3 is not a function"),
+        ({"on_status": 0}, "argument on_status: 0 is not a function"),
+        ({"on_error": ""}, "argument on_error: '' is not a function"),
     ],
 )
 def test_wrong_argument_of_the_server_is_refused(

@@ -133,7 +133,7 @@ class Monitor:
                 raise ConfigError(f"argument {argument}: {value!r} is not a string")
         if not all(isinstance(pattern, ErrorPattern) for pattern in patterns):
             raise ConfigError(f"argument patterns: {patterns!r} has another object than an ErrorPattern")
-        check_functions(on_error=on_error or repr)
+        check_functions(on_error=repr if on_error is None else on_error)
         try:
             check_driver_name(driver)
         except ValueError as error:
