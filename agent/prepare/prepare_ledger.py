@@ -422,7 +422,14 @@ def with_failure(
     Args:
         unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for these devices.
     """
-    verdict = _truncate_texts(verdict)
+    verdict = replace(
+        verdict,
+        summary=verdict.summary[:TEXT_MAX],
+        detail=verdict.detail[:TEXT_MAX],
+        advice=verdict.advice[:TEXT_MAX],
+        evidence=tuple(text[:TEXT_MAX] for text in verdict.evidence[:TEXTS_MAX]),
+        devices=tuple(DeviceRef(*map(str, device)) for device in verdict.devices),  # a saved 3 is unreadable
+    )
     # a fault whose time is over must not take the place of this one, and then expire
     current = expire_old_faults(ledger.driver_faults, now_wall_s)
     known = add_faults(current, claim.ref, verdict, now_wall_s, unhealthy)
@@ -464,17 +471,6 @@ def with_unprepare_failure(
 
 def _device_refs(claim: Claim) -> tuple[DeviceRef, ...]:
     return tuple(dict.fromkeys(DeviceRef(*map(str, device.ref)) for device in claim.devices))
-
-
-def _truncate_texts(verdict: PrepareVerdict) -> PrepareVerdict:
-    return replace(
-        verdict,
-        summary=verdict.summary[:TEXT_MAX],
-        detail=verdict.detail[:TEXT_MAX],
-        advice=verdict.advice[:TEXT_MAX],
-        evidence=tuple(text[:TEXT_MAX] for text in verdict.evidence[:TEXTS_MAX]),
-        devices=tuple(DeviceRef(*map(str, device)) for device in verdict.devices),  # a saved 3 is unreadable
-    )
 
 
 def _with_count(

@@ -27,7 +27,6 @@ from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ClaimObject,
     ConsumerKind,
-    Origin,
     PodCgroup,
     PodObject,
     PodRef,
@@ -157,14 +156,17 @@ def build_consumer_map(answers: SourceAnswers) -> ConsumerMap:
     )
     pods = _pods(answers, names, claims, knows_all_cgroups=cgroups is not None)
     pairs = {(edge.use.device, ref) for ref, claim in claims.items() for edge in claim.devices}
+    whole = {answer.provenance.origin for answer in _all_answers(answers) if answer.is_complete}
+    incomplete = {answer.provenance.origin for answer in _all_answers(answers) if not answer.is_complete}
+    gaps = {gap for answer in _all_answers(answers) for gap in _failures_of(answer)}
     return ConsumerMap(
         claims=claims,
         pods=pods,
         devices={device: tuple(refs) for device, refs in _group_by_key(sorted(pairs)).items()},
         groups=_groups(pods),
         conflicts=find_conflicts(names, claims, pods, cgroups),
-        missing_sources=tuple(_missing_sources(answers)),
-        complete=_complete_sources(answers),
+        missing_sources=tuple(sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.reason))),
+        complete=frozenset(whole - incomplete),
     )
 
 
@@ -281,21 +283,11 @@ def _has_processes(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool |
     return True if True in states else None if None in states else False
 
 
-def _missing_sources(answers: SourceAnswers) -> Iterator[MissingSource]:
-    gaps = {gap for answer in _all_answers(answers) for gap in _failures_of(answer)}
-    yield from sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.reason))
-
-
 def _failures_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
     if answer.absence is not None:
         yield MissingSource(answer.provenance, answer.absence, answer.reason)
     for text in answer.invalid:
         yield MissingSource(answer.provenance, Absence.UNREADABLE, text)
-
-
-def _complete_sources(answers: SourceAnswers) -> frozenset[Origin]:
-    whole = {answer.provenance.origin for answer in _all_answers(answers) if answer.is_complete}
-    return frozenset(whole - {src.provenance.origin for src in _all_answers(answers) if not src.is_complete})
 
 
 def _all_answers(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:

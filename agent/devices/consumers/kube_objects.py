@@ -311,7 +311,10 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> PodObject:
     annotation = get_mapping(metadata, "annotations", "metadata").get(MIRROR_ANNOTATION)
     mirrored = annotation if isinstance(annotation, str) else ""
     generated = _generated_claim_names(status)
-    claims = [_pod_claim(obj, generated, f"spec.resourceClaims[{at}]") for at, obj in _claims_of(spec)]
+    claims = [
+        _pod_claim(entry, generated, f"spec.resourceClaims[{at}]")
+        for at, entry in enumerate(get_mappings(spec, "resourceClaims", "spec"))
+    ]
     extended = get_mapping(status, "extendedResourceClaimStatus", "status")
     used: dict[str, list[ContainerClaim]] = {}
     if extended:
@@ -336,10 +339,7 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> PodObject:
 
 
 def _requests_extended_resources(spec: JsonObject) -> bool:
-    """Return whether a container requests an extended resource.
-
-    The scheduler may create a claim for such a resource.
-    """
+    """Return whether a container requests an extended resource: the scheduler may create a claim for it."""
     return any(
         name.startswith(_IMPLICIT_RESOURCES)
         or ("/" in name and "kubernetes.io/" not in name and not name.startswith("requests."))
@@ -347,10 +347,6 @@ def _requests_extended_resources(spec: JsonObject) -> bool:
         for mapping in get_mappings(spec, key, "spec")
         for name in get_mapping(get_mapping(mapping, "resources", key), "limits", key)
     )
-
-
-def _claims_of(spec: JsonObject) -> Iterable[tuple[int, JsonObject]]:
-    return enumerate(get_mappings(spec, "resourceClaims", "spec"))
 
 
 def _generated_claim_names(status: JsonObject) -> Mapping[str, str]:

@@ -288,7 +288,7 @@ def _next_usage(previous: ActiveUsage, current: CurrentUse | None, observed: _Up
     """Return the state of a tracked usage after an update.
 
     Args:
-        one: The usage as sources list it now; None: no source lists it.
+        current: The usage as sources list it now; None: no source lists it.
     """
     use = _with_current_use(previous.use, current) if current else previous.use
     seen = observed.now if current else previous.seen
@@ -296,7 +296,8 @@ def _next_usage(previous: ActiveUsage, current: CurrentUse | None, observed: _Up
         None if current else _ending_without_report(previous, observed)
     )
     if ending is None or seen is not None:  # else it ended before this run of the agent, in an unknown state
-        use = _with_device_state(use, observed.state_of(use.device))
+        state = observed.state_of(use.device)
+        use = replace(use, state=state, worst=_worse(use.worst, state)) if state != use.state else use
     if ending is not None:
         use = replace(use, ended=_usage_end(ending, use, seen, observed))
     return ActiveUsage(use, seen)
@@ -322,10 +323,6 @@ def _with_current_use(use: PodDeviceUsage, current: CurrentUse) -> PodDeviceUsag
 
 def _weakest_source_rank(sources: tuple[Origin, ...]) -> int:
     return max(map(USE_SOURCE_RANKS.__getitem__, sources))
-
-
-def _with_device_state(use: PodDeviceUsage, state: DeviceState) -> PodDeviceUsage:
-    return replace(use, state=state, worst=_worse(use.worst, state)) if state != use.state else use
 
 
 def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
