@@ -362,7 +362,7 @@ def test_shared_fault_is_resolved_by_resets_before_and_after_a_restart(recurs: b
     assert node.codes("gpu-0") == node.codes("gpu-1") == codes
 
 
-def test_reset_before_a_stop_does_not_resolve_a_shared_fault_that_recurs_during_it() -> None:
+def test_reset_before_a_stop_leaves_a_shared_fault_that_recurs_during_it() -> None:
     fabric_error = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error"
     node = GpuNode(2)
     for number in (0, 1):
