@@ -751,6 +751,20 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     assert "gpu-1 Unhealthy gpu.lost" in out
 
 
+def test_segment_in_a_pipe_is_copied_but_not_redacted(
+    day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen(["cat", segment_path(day, 1)], stdout=subprocess.PIPE) as cat:
+        assert cat.stdout is not None
+        pipe = f"/dev/fd/{cat.stdout.fileno()}"
+        code, out, err = run(capsys, "record", pipe, "--redact", "--to", tmp_path / "copy")
+        reason = "is read twice, and is no regular file; copy it to one first"
+        assert (code, out, err) == (64, "", f"drahealth: --redact: {pipe} {reason}\n")
+        assert not (tmp_path / "copy").exists()
+        assert run(capsys, "record", pipe, "--to", tmp_path / "copy")[0] == 0
+    assert run(capsys, "replay", tmp_path / "copy") == run(capsys, "replay", segment_path(day, 1))
+
+
 @pytest.mark.parametrize("name", ["edac", "fabric", "watchdog", "mlx5_core", "source.stalled"])
 def test_redacted_copy_with_a_pod_named_like_a_source_keeps_the_verdicts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ The agent may write the record at the same time.
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,8 @@ def main(args: Namespace) -> int:
             )
         sources = [directory]
     paths = find_segments(sources)
+    if args.redact and (pipes := [p for p in paths if os.path.exists(p) and not os.path.isfile(p)]):
+        raise UsageError(f"--redact: {pipes[0]} is read twice, and is no regular file; copy it to one first")
     if Path(absolute_path(args.to)).resolve() in {path.parent.resolve() for path in paths}:
         raise UsageError(f"--to: {args.to} is the directory of the record itself; name another one")
     problems: list[str] = []
