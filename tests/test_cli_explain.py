@@ -867,3 +867,25 @@ def test_pod_and_claim_text_fits_the_terminal(node: Node, subject: tuple[str, st
     text = render(explain(*subject, answers), TextStyle(width=70))
     assert "from checkpoint, pods-file" in " ".join(text.split())
     assert max(len(line) for line in text.split("\n  sources  ")[0].splitlines()) < 70
+
+
+@pytest.mark.parametrize("letters", [30, 48, 52, 80])
+def test_heading_of_a_long_name_splits_no_word(node: Node, letters: int) -> None:
+    name = "c" * letters
+    claims = node.write_objects("c.json", claim_object(name, "gpu-0", uid="c-1"))
+    answers = asyncio.run(query_all_sources(SourcePaths(claims=Path(claims))))
+    lines = render(explain("claim", name, answers), TextStyle(width=70)).splitlines()
+    assert lines[0].startswith(f"claim team-a/{name}")
+    assert lines[0] == lines[0].rstrip()
+    assert "uid c-1, from claims-file" in " ".join(" ".join(lines[:2]).split())
+
+
+def test_lists_below_a_claim_fit_the_terminal(node: Node) -> None:
+    group = {"resource": "podgroups", "apiGroup": "a.b", "uid": "u"}
+    users = [{**group, "name": f"{'g' * letters}-1"} for letters in range(1, 30)]
+    claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=users))
+    answers = asyncio.run(query_all_sources(SourcePaths(claims=Path(claims))))
+    for width in range(60, 80):
+        lines = render(explain("claim", "gpus", answers), TextStyle(width=width)).splitlines()
+        listed = lines[next(n for n, line in enumerate(lines) if "reserved for" in line) :]
+        assert max(len(line) for line in listed if "podgroups" in line) < width

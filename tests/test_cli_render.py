@@ -30,7 +30,15 @@ from hypothesis import strategies as st
 from agent.cli.output.json import status_document
 from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import TextStyle, uses_colour
-from agent.cli.output.text import BADGES, clean, format_bytes, format_count, format_ranges
+from agent.cli.output.text import (
+    BADGES,
+    ListEntry,
+    clean,
+    format_bytes,
+    format_count,
+    format_entries,
+    format_ranges,
+)
 from agent.cli.status import render_status
 from agent.model.gpu import NvmlCallCost, NvmlCosts
 from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
@@ -416,6 +424,28 @@ def test_text_with_control_characters_is_cleaned(text, width):
 def test_clean_changes_only_unprintable_characters():
     assert clean("pages: 500 → 512 …") == "pages: 500 → 512 …"
     assert clean("a\x1b[31mb\nc\u202e") == "a\ufffd[31mb\ufffdc\ufffd"
+
+
+def test_clean_shortens_a_word_of_any_length_to_one_line():
+    found = clean(f"pod {'p' * 100_000}/q is gone")
+    assert found.startswith("pod pppp")
+    assert found.endswith("pppp/q is gone")
+    assert " ... " in found
+    assert len(found) < 2100
+    words = "gpu.xid.79, " * 1000
+    assert clean(words) == words
+
+
+@pytest.mark.parametrize("width", [40, 48, 56, 72])
+def test_list_splits_no_finding_code_on_a_narrow_terminal(width):
+    code, title = "cgroup.cpu.throttled_exclusive", "not applicable"
+    entries = [ListEntry(title, f"no cgroups: {code}, {code} on node"), ListEntry(title, f"{code}: off")]
+    for indent in (2, 4):
+        lines = list(format_entries(entries, TextStyle(width=width), indent))
+        assert sum(line.count(code) for line in lines) == 3
+        assert max(map(len, lines)) < width
+        assert "".join(lines).count(title) == 1
+        assert all(lines)
 
 
 @pytest.mark.parametrize(

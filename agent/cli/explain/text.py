@@ -277,7 +277,7 @@ def _claim(claim: ClaimFacts, explanation: Explanation, style: TextStyle) -> Ite
         *_claim_use_entries(claim, explanation),
         *(_prepare_entry(record, explanation) for record in claim.prepares),
     ]
-    yield from (f"  {line}" for line in format_entries(entries, style))
+    yield from format_entries(entries, style, indent=4)
 
 
 def _provenances(claim: ClaimFacts) -> tuple[Provenance, ...]:
@@ -541,7 +541,7 @@ def _device_lines(device: DeviceFacts, explanation: Explanation, style: TextStyl
     entries = [
         ListEntry(name, clean(text), paint) for name, text, paint in _device_facts(device, explanation)
     ]
-    yield from (f"  {line}" for line in format_entries(entries, style))
+    yield from format_entries(entries, style, indent=4)
 
 
 def _health_origin(device: DeviceFacts, explanation: Explanation) -> str:

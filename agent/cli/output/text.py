@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.errors import ERROR_CHARS, without_middle
 from agent.model.health import Severity
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from agent.model.report import Report
 
 CONTAINER_ID: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
+
+_LONG_WORD: Final = re.compile(rf"\S{{{ERROR_CHARS + 1},}}")
 
 MIG_INSTANCE: Final = re.compile(r"(?P<gpu>.+)-mig-\d+-\d+")
 """Pattern of a MIG instance's name, which contains the name of its GPU."""
@@ -58,7 +61,12 @@ BADGES: Final = {
 
 
 def clean(text: str) -> str:
-    """Return `text` with unprintable characters, which a terminal might obey, replaced by U+FFFD."""
+    """Return `text` with unprintable characters, which a terminal might obey, replaced by U+FFFD.
+
+    A word over ERROR_CHARS, such as a name in a damaged file, has no middle: it would widen a whole table.
+    """
+    if len(text) > ERROR_CHARS:
+        text = _LONG_WORD.sub(lambda found: without_middle(found[0]), text)
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
@@ -291,7 +299,8 @@ class TextTable:
             text = list(_wrap_all(item.texts, style, indent))
             if text and not is_below:
                 line += GAP + text.pop(0)[column:]
-            yield style.paint(line.rstrip(), *item.paint)
+            if line.strip() or not text:  # a repeated title is left out
+                yield style.paint(line.rstrip(), *item.paint)
             yield from text
 
 
@@ -316,9 +325,12 @@ class ListEntry(NamedTuple):
     paint: tuple[str, ...] = ()
 
 
-def format_entries(entries: Iterable[ListEntry], style: TextStyle) -> Iterator[str]:
-    """Yield the lines of a list in two columns, titles and texts; a repeated title is printed once."""
-    table, before = TextTable(), ""
+def format_entries(entries: Iterable[ListEntry], style: TextStyle, indent: int = 2) -> Iterator[str]:
+    """Yield the lines of a list in two columns, titles and texts; a repeated title is printed once.
+
+    On a narrow terminal, the texts are below the titles: they need room for a finding code of 30 letters.
+    """
+    table, before = TextTable(indent=indent, text_indent=indent + 2, min_text_width=34), ""
     for entry in entries:
         title = "" if entry.title == before else entry.title
         before = entry.title
@@ -336,10 +348,12 @@ def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str
     if style.width is None or len(first) + len(text) < style.width:
         lines = [first + text]
     else:
-        lines = textwrap.wrap(
+        width = max(style.width - 1, len(rest) + 20)
+        lines = [""] if len(first) + 20 > width else []  # after a long heading the text begins below it
+        lines += textwrap.wrap(
             text,
-            max(style.width - 1, len(rest) + 20),
-            initial_indent=first,
+            width,
+            initial_indent=rest if lines else first,
             subsequent_indent=rest,
             break_on_hyphens=False,
         )

@@ -155,7 +155,7 @@ def render(
         )
         if whole:
             facts = [ListEntry(title, clean(text)) for title, text in _facts(record) if text]
-            table.add_lines(f"  {line}" for line in format_entries(facts, style))
+            table.add_lines(format_entries(facts, style, indent=4))
     lines = [_headline(records, style), "", *table.lines(style)]
     faults = [fault for stored in found for fault in stored.ledger.driver_faults.faults]
     entries = [_fault_entry(fault, now_s) for fault in faults if not fault.expired_wall_s]
