@@ -323,6 +323,21 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
     assert config.period_ns == 500_000_000
 
 
+@pytest.mark.parametrize(
+    "text", [CONFIG, f"\n{CONFIG}", '  a = """\n    b\n c"""\n', "a = 1", "\t# tab\r\n", "# <&>"]
+)
+def test_text_of_config_reaches_the_agent_unchanged(helm: Path, text: str) -> None:
+    assert render_chart(helm, {"config": text})["ConfigMap"]["data"]["config.toml"] == text
+
+
+def test_null_in_place_of_a_default_is_a_valid_setting(helm: Path) -> None:
+    cluster = {"enabled": True, "conditionKinds": None, "events": None, "taintRules": None}
+    objects = render_chart(helm, {"cluster": cluster, "nvsentinel": {"enabled": True, "remediate": None}})
+    settings = tomllib.loads(objects["ConfigMap"]["data"]["cluster.toml"])
+    assert settings["k8s"] == {"enabled": True, "condition-kinds": [], "events": False, "taint-rules": []}
+    assert settings["nvsentinel"]["remediate"] is False
+
+
 def test_events_for_nvsentinel_alone_need_no_token(helm: Path) -> None:
     objects = render_chart(helm, {"nvsentinel": {"enabled": True}})
     assert not set(ROLES) & set(objects)

@@ -16,14 +16,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if .Values.cluster.enabled -}}
 [k8s]
 enabled = true
-condition-kinds = {{ .Values.cluster.conditionKinds | toJson }}
-events = {{ .Values.cluster.events }}
-taint-rules = {{ .Values.cluster.taintRules | toJson }}
+condition-kinds = {{ .Values.cluster.conditionKinds | default list | toJson }}
+events = {{ .Values.cluster.events | default false }}
+taint-rules = {{ .Values.cluster.taintRules | default list | toJson }}
 {{ end }}
 {{- if .Values.nvsentinel.enabled -}}
 [nvsentinel]
 socket = {{ printf "/run/nvsentinel/%s" (base .Values.nvsentinel.socket) | toJson }}
-remediate = {{ .Values.nvsentinel.remediate }}
+remediate = {{ .Values.nvsentinel.remediate | default false }}
 {{ end }}
 {{- end }}
 
