@@ -80,7 +80,8 @@ class ApiError(DrahealthError):
     def __init__(
         self, status: int, reason: str, message: str, body: bytes = b"", *, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
+        text = " ".join(message.split())  # the API server lists conflicts and wrong fields in lines
+        super().__init__(f"{status} {reason}: {text}" if text else f"{status} {reason}")
         self.status = status
         """HTTP status of the API server's answer."""
         self.reason = reason
@@ -98,9 +99,8 @@ class ApiForbiddenError(ApiError):
         self, status: int, reason: str, message: str, body: bytes = b"", *, verb: str, resource: str
     ) -> None:
         """Create the error for a verb and a resource, as they are written in a role."""
-        super().__init__(
-            status, reason, f"{verb} of {resource}: {message}; check that the role has this verb", body
-        )
+        hint = "; check that the role has this verb" if "cannot" in message else ""  # as of a webhook
+        super().__init__(status, reason, f"{verb} of {resource}: {message}{hint}", body)
         self.verb = verb
         """Verb of the role's rule, such as ``create``."""
         self.resource = resource

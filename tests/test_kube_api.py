@@ -355,6 +355,28 @@ def test_forbidden_call_names_the_verb_and_the_resource(kube_api: FakeKubeApi) -
     )
 
 
+def test_forbidden_apply_names_the_verb_that_the_role_lacks(kube_api: FakeKubeApi) -> None:
+    lacking = 'User "driver" cannot create resource "things" in API group "g.io" at the cluster scope'
+    kube_api.refuse = lambda call: Refusal(403, "Forbidden", lacking)
+    with pytest.raises(drahealth.ApiForbiddenError, match="403 Forbidden: create of things") as caught:
+        client(kube_api).apply("/apis/g.io/v1/things/a", {"kind": "Thing"}, manager="m")
+    assert caught.value.verb == "create"
+
+
+def test_refusal_by_a_webhook_has_no_advice_about_the_role(kube_api: FakeKubeApi) -> None:
+    kube_api.refuse = lambda call: Refusal(403, "Forbidden", 'admission webhook "w" denied the request')
+    with pytest.raises(drahealth.ApiForbiddenError) as caught:
+        client(kube_api).call("POST", "/api/v1/namespaces/a/events", {})
+    assert str(caught.value) == '403 Forbidden: create of events: admission webhook "w" denied the request'
+
+
+def test_error_of_several_lines_is_one_line(kube_api: FakeKubeApi) -> None:
+    kube_api.refuse = lambda call: Refusal(409, "Conflict", "1 conflict:\n- .spec\n")
+    with pytest.raises(drahealth.ApiError) as caught:
+        client(kube_api).call("GET", "/api/v1/nodes/n")
+    assert str(caught.value) == "409 Conflict: 1 conflict: - .spec"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [

@@ -360,6 +360,8 @@ def _refusal(method: str, path: str, response: "HTTPResponse", data: bytes) -> A
     reason, message = str(answer.get("reason") or response.reason), str(answer.get("message") or "")
     if status == FORBIDDEN:
         verb, resource = verb_and_resource(method, path)
+        if named := re.search(r"\bcannot ([a-z]+) resource\b", message):  # an apply also needs create
+            verb = named[1]
         return ApiForbiddenError(status, reason, message, data, verb=verb, resource=resource)
     delay = response.getheader("Retry-After") or ""
     retry_after_s = float(delay) if delay.isascii() and delay.isdigit() else None  # a date is not used
