@@ -26,9 +26,10 @@ from agent.cluster.node_objects import (
     load_identity,
     node_status_patch,
 )
-from agent.cluster.taint_rules import TaintRules, taint_rule_policy
+from agent.cluster.taint_rules import TaintRules
 from agent.config.api_access import SERVICE_ACCOUNT, ApiAccess, pod_access
 from agent.config.config import Config
+from agent.devices.taints import TaintPolicy
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
@@ -380,8 +381,7 @@ class ClusterPublisher:
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            text = " ".join(str(error).split())  # the API server lists the fields in lines
-            log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, text)
+            log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, error)
             if not self._ensure_lease():
                 return TaskIntervals(0.0)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
@@ -461,7 +461,8 @@ class ClusterPublisher:
         if self._rules_listed_ns is None or now.mono_ns - self._rules_listed_ns >= RESYNC_S * NS:
             self._taint_rules.invalidate_rules()
             self._rules_listed_ns = now.mono_ns
-        policy = taint_rule_policy(config.taint_evict, config.taint_quiet_s)
+        evict, quiet_s = config.taint_evict, config.taint_quiet_s
+        policy = TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)  # no "None"
         due_s = self._taint_rules.sync(
             report, config.k8s_taint_rules, config.drivers, policy, now, owner=self._node_owner()
         )

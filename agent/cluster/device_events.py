@@ -332,12 +332,14 @@ class SentDeviceEvents:
             if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
                 del wanted[key]
         by_device = {DeviceRef(*device.key): device for device in report.devices}
-        self._mark_undecided(present, by_device, are_pods_known=_is_complete(consumers), now=now)
+        are_pods_known = consumers is not None and not consumers.missing_sources
+        self._mark_undecided(present, by_device, are_pods_known=are_pods_known, now=now)
         self._announced &= by_device.keys() | {key.device for key in self._undecided_ns}
         for ref in sorted(self._announced & by_device.keys()):
             if by_device[ref].severity <= Severity.INFO:
-                recovered = _recovery_event(by_device[ref], ref, node)
-                wanted[recovered.key] = recovered
+                text = f"{device_name(by_device[ref])} is Healthy again"
+                key = EventKey(node, ref, RECOVERED)
+                wanted[key] = WantedEvent(key, DeviceEvent(node, "Normal", RECOVERED_REASON, text))
         self._forget(present | wanted.keys(), now)
         return [event for key, event in wanted.items() if key not in self._sent]
 
@@ -386,11 +388,6 @@ class SentDeviceEvents:
         self._sent = kept
 
 
-def _is_complete(consumers: ConsumerMap | None) -> bool:
-    """Return whether a map of claims, devices and pods is complete: no source of it is missing."""
-    return consumers is not None and not consumers.missing_sources
-
-
 def _wanted_events(
     report: Report, consumers: ConsumerMap | None, served: Container[str], node: EventObject
 ) -> Iterator[WantedEvent]:
@@ -437,8 +434,3 @@ def _fault_event(obj: EventObject, ref: DeviceRef, device: DeviceHealth, cause: 
         message += f" (repair: {cause.repair})"
     event = DeviceEvent(obj, "Warning", REASONS[cause.severity], message)
     return WantedEvent(EventKey(obj, ref, cause.code), event)
-
-
-def _recovery_event(device: DeviceHealth, ref: DeviceRef, node: EventObject) -> WantedEvent:
-    event = DeviceEvent(node, "Normal", RECOVERED_REASON, f"{device_name(device)} is Healthy again")
-    return WantedEvent(EventKey(node, ref, RECOVERED), event)

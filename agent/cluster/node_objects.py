@@ -26,7 +26,7 @@ from agent.model.reading import unlisted_sources
 from agent.model.report import Report
 from agent.model.time import NS, Instant, rfc3339
 from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, metadata_of, path_of
-from agent.store.state_files import StateWriteError, write_and_rename
+from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
 from agent.system.output import get_logger
 
@@ -294,7 +294,7 @@ def load_identity(state_dir: Path, node: str) -> str:
     data = f"{made}\n".encode()
     try:
         write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
-    except (OSError, StateWriteError) as error:
+    except OSError as error:
         log.warning(
             "cluster: lease holder file %s: not written: %s; after a restart the agent waits until the "
             "Lease that it holds now has expired",

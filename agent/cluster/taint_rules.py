@@ -293,7 +293,7 @@ class TaintRules:
                 self._version, self._existing = "", None
             if error.status != CONFLICT:
                 raise
-            self._log_once(name, f"was changed by others: {' '.join(str(error).split())}")
+            self._log_once(name, f"was changed by others: {error}")
             self._conflicts.add(name)
         else:
             self._existing[name] = rule | {
@@ -321,11 +321,6 @@ class TaintRules:
     @staticmethod
     def _path(version: str, *name: str) -> str:
         return path_of("apis", DRA_GROUP, version, RULES, *name)
-
-
-def taint_rule_policy(evict: frozenset[str], quiet_s: float) -> TaintPolicy:
-    """Return the taint policy for DeviceTaintRules, which never have a taint with the effect ``None``."""
-    return TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
 
 
 def _is_same(found: _RuleObject | None, wanted: _RuleObject) -> bool:

@@ -338,7 +338,7 @@ def _row_from_change(change: VerdictChange) -> tuple[object, ...]:
 def _periods(rows: Iterable[sqlite3.Row]) -> Iterator[ObservedPeriod]:
     for row in rows:
         check_row(row)
-        times = (_time(row[name]) for name in ("began_boot_s", "lasted_s", "ended_s"))
+        times = (float(row[name]) for name in ("began_boot_s", "lasted_s", "ended_s"))
         yield ObservedPeriod(row["id"], row["boot_id"], *times)
 
 
@@ -353,14 +353,10 @@ def _changes(rows: Iterable[sqlite3.Row]) -> Iterator[VerdictChange]:
             RecordedVerdict(
                 RecordedState(row["state"]), tuple(_cause(*cause) for cause in json.loads(row["causes"]))
             ),
-            _time(row["at_s"]),
-            _time(row["offset_s"]),
+            float(row["at_s"]),
+            float(row["offset_s"]),
         )
 
 
 def _cause(code: str, severity: int, evidence: str) -> RecordedCause:
     return RecordedCause(code, Severity(severity), evidence)
-
-
-def _time(value: Any) -> float:
-    return float(value)

@@ -196,7 +196,7 @@ class _ConnectionHandler(server.Handler):
             return
         kept_headers = [(name, _valid_deadline(value) if name == "grpc-timeout" else value)
                  for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
-        super().accept(stream, kept_headers, _ignore_release)
+        super().accept(stream, kept_headers, lambda: None)  # _release() handles the end
         self._open[stream] = None
         # A task that is cancelled before it begins runs no code, so grpclib would not release its stream.
         self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
@@ -257,13 +257,6 @@ def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
 
 def _socket_name(transport: asyncio.BaseTransport) -> str:
     return str(transport.get_extra_info("sockname"))
-
-
-def _ignore_release() -> None:
-    """Do nothing, in place of the function that grpclib calls at a request's end.
-
-    _ConnectionHandler._release handles the end.
-    """
 
 
 class HardenedServer(server.Server):
