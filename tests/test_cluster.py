@@ -26,7 +26,7 @@ from agent.cluster.node_objects import (
 from agent.config.api_access import ApiAccess
 from agent.config.config import Config
 from agent.devices.inventory import DeviceKind
-from agent.errors import ConfigError
+from agent.errors import ConfigError, ResourceBusyError
 from agent.model.health import Severity
 from agent.model.reading import SourceState
 from agent.serve.kube_api.api_server import ApiServer
@@ -585,6 +585,16 @@ def test_enabled_without_an_api_server_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     config = Config(node_name=NODE, k8s_enabled=True, state_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"set k8s\.kubeconfig"):
+        open_cluster_publisher(config)
+
+
+def test_missing_kubeconfig_may_come_later(tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    config = Config(node_name=NODE, k8s_enabled=True, state_dir=tmp_path, k8s_kubeconfig=file)
+    with pytest.raises(ResourceBusyError, match=f"file {file} does not exist yet"):
+        open_cluster_publisher(config)
+    file.write_text("")
+    with pytest.raises(ConfigError, match=f"kubeconfig {file}: is empty"):
         open_cluster_publisher(config)
 
 

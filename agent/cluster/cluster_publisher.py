@@ -30,7 +30,7 @@ from agent.cluster.taint_rules import TaintRules
 from agent.config.api_access import SERVICE_ACCOUNT, ApiAccess, pod_access
 from agent.config.config import Config
 from agent.devices.taints import TaintPolicy
-from agent.errors import ApiError, ApiUnreachableError, ConfigError
+from agent.errors import ApiError, ApiUnreachableError, ConfigError, ResourceBusyError
 from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
 from agent.model.reading import Absence, unlisted_sources
@@ -39,7 +39,7 @@ from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
 from agent.sources.kubectl_files import read_kubeconfig
 from agent.store.state_files import write_and_rename
-from agent.system.files import ReadError, read_bounded
+from agent.system.files import ReadError, may_exist, read_bounded
 from agent.system.output import LogRateLimiter, get_logger
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import random_fraction, read_clocks
@@ -528,6 +528,7 @@ def open_cluster_publisher(
 
     Raises:
         ConfigError: No access to an API server is configured, or it cannot be used.
+        ResourceBusyError: The kubeconfig does not exist yet.
         PermissionDeniedError: This user may not read the kubeconfig.
     """
     api = ApiServer(_api_access(config))
@@ -539,8 +540,10 @@ def open_cluster_publisher(
 def _api_access(config: Config) -> ApiAccess:
     """Return address and credentials of the API server, from a kubeconfig or the pod's service account.
     A user's own kubeconfig is not a default: it may have more rights than the agent needs."""
-    if config.k8s_kubeconfig is not None:
-        return read_kubeconfig(config.k8s_kubeconfig)
+    if (file := config.k8s_kubeconfig) is not None:
+        if not may_exist(file):  # the node may join its cluster later: systemd has to start the agent again
+            raise ResourceBusyError(f"k8s.kubeconfig: file {file} does not exist yet; create it")
+        return read_kubeconfig(file)
     if (access := pod_access()) is not None:
         return access
     raise ConfigError(
