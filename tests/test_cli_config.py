@@ -140,6 +140,15 @@ def test_config_check_without_file_checks_the_agents_files(full_config_file, cap
     assert "--period: 1ms is below the limit of 10ms" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--config", "/none.toml"], ["--period", "1ms"], ["--kmsg-any-facility"]])
+def test_check_of_a_file_refuses_other_settings(full_config_file, capsys, flags):
+    assert main(["config", "check", *flags, str(full_config_file)]) == 64
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    refusal = f"FILE '{full_config_file}' is checked alone; leave out FILE, or {flags[0]}"
+    assert captured.err == f"drahealth: {refusal}\n"
+
+
 def test_file_without_check_is_refused(full_config_file, capsys):
     assert main(["config", "show", str(full_config_file)]) == 64
     assert "name the file with --config" in capsys.readouterr().err

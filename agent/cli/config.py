@@ -126,6 +126,9 @@ def main(args: Namespace) -> int:
         print(json.dumps(config_schema(), indent=2))
         return 0
     if args.file is not None:
+        given = {"--config": args.config, **vars(args)}
+        if others := [name for name, value in given.items() if name.startswith("--") and value is not None]:
+            raise UsageError(f"FILE {args.file!r} is checked alone; leave out FILE, or {', '.join(others)}")
         loaded = load_with_origins({}, {}, file=Path(args.file), needs_runtime_dir=False)
     else:
         has_default = os.geteuid() == 0 or bool(os.environ.get("XDG_RUNTIME_DIR"))
