@@ -583,6 +583,12 @@ def test_status_shows_the_number_of_lost_snapshots():
     assert "record 1,040 snapshots lost subscribers" in shown
 
 
+def test_status_shows_why_nvml_is_absent():
+    absent = source("nvml", SourceState.ABSENT, 0, "no NVIDIA driver, GPU or library", vital=False)
+    shown = render_status(replace(STATUS, sources=(source("cpus"), absent)), PLAIN, now_s=NOW_S)
+    assert "nvml: absent, no NVIDIA driver, GPU or library\n" in shown
+
+
 def test_status_shows_the_costs_of_nvml():
     calls = (NvmlCallCost("handle", 1, 1e-5, 2e-5), NvmlCallCost("fields", 10, 0.004, 0.02))
     costs = NvmlCosts(cpu_s=STATUS.cpu_s, switches=1200, period_s=3.2, calls=calls)

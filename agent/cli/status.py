@@ -92,7 +92,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
             )
             for subscriber in status.subscribers
         ),
-        *source_entries(status.sources, status.at, now_s),
+        *source_entries(status.sources, status.at, now_s, explains_all=True),
         cgroup_entry(status.groups, core),
     ]
     return "\n".join([headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"

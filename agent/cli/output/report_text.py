@@ -309,22 +309,24 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[ListEntry]:
 
 
 def source_entries(
-    sources: Iterable[SourceSample], at: Instant | None, now_s: float | None
+    sources: Iterable[SourceSample], at: Instant | None, now_s: float | None, *, explains_all: bool = False
 ) -> Iterator[ListEntry]:
     """Yield one line for each state of sources, such as stalled, with all sources in this state.
 
-    Working sources come first.
+    Working sources come first. `explains_all`: also sources that most machines lack have a reason.
     """
     lines: dict[tuple[SourceState, str], list[str]] = {(SourceState.OK, "ok"): []}
     for source in sources:
-        facts = ", ".join(_source_facts(source, at, now_s))
+        facts = ", ".join(_source_facts(source, at, now_s, explains_all))
         lines.setdefault((source.state, facts), []).append(clean(source.name))
     for (state, facts), names in lines.items():
         if names:
             yield ListEntry("sources", f"{format_ranges(names)}: {facts}", SOURCE_PAINT[state])
 
 
-def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None) -> Iterator[str]:
+def _source_facts(
+    source: SourceSample, at: Instant | None, now_s: float | None, explains_all: bool
+) -> Iterator[str]:
     yield str(source.state)
     if source.state is SourceState.OK:
         return
@@ -333,7 +335,7 @@ def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None)
         yield f"last read {format_age(now_s - read_s)} ago"
     if source.failures:
         yield format_count(source.failures, "failure")
-    if source.detail and (source.state is not SourceState.ABSENT or explains_absence(source)):
+    if source.detail and (source.state is not SourceState.ABSENT or explains_all or explains_absence(source)):
         yield clean(source.detail)
 
 
