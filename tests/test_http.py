@@ -1,6 +1,7 @@
 """HTTP server of the agent: probes, report, sockets, limits of connections, and what it needs."""
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -61,7 +62,7 @@ from agent.http.server import (
 from agent.model.reading import SourceState
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
-from agent.serve.sockets import PeerCredentials
+from agent.serve.sockets import BACKLOG, PeerCredentials, UnixListener
 
 __all__ = ["short_tmp"]
 
@@ -162,6 +163,29 @@ def test_created_socket_that_cannot_be_served_is_created_once_more(
         eventually(lambda: f"socket {path}: was removed" in caplog.text, "served again")
         assert raised
         assert get(path, "/healthz").status == 200
+
+
+def test_event_loop_forgets_a_socket_that_cannot_listen(fake: FakeAgent, short_tmp: Path) -> None:
+    class FullSocket(socket.socket):
+        def listen(self, backlog: int = 0, /) -> None:
+            if backlog == BACKLOG:
+                raise OSError(errno.ENOBUFS, "no buffers")
+            super().listen(backlog)
+
+    async def start() -> bool:
+        server = HttpServer([ListenAddress("", path=str(short_tmp / "http.sock"))], fake.app)
+        (listener,) = server._listeners
+        assert isinstance(listener, UnixListener)
+        listener.sock = FullSocket(fileno=listener.sock.detach())
+        descriptor = listener.sock.fileno()
+        try:
+            with pytest.raises(OSError, match="no buffers"):
+                await server._start(listener)
+            return asyncio.get_running_loop().remove_reader(descriptor)
+        finally:
+            server.close()
+
+    assert not asyncio.run(start())
 
 
 def test_http2_connection_answers_more_than_a_thousand_requests(fake: FakeAgent) -> None:

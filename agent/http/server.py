@@ -194,7 +194,11 @@ class HttpServer:
 
     async def _start(self, listener: Listener) -> asyncio.Server:
         server = await asyncio.start_server(self._accept, sock=_socket_of(listener), backlog=ACCEPT_LIMIT)
-        _socket_of(listener).listen(BACKLOG)
+        try:
+            _socket_of(listener).listen(BACKLOG)
+        except OSError:
+            server.close()
+            raise
         return server
 
     async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:
