@@ -20,6 +20,7 @@ from agent.model.report import (
     Report,
     SentinelStatus,
     SocketSubscriberCounts,
+    WrittenNodeCondition,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.time import Instant
@@ -171,11 +172,19 @@ def _cluster(cluster: ClusterStatus) -> bytes:
             int_field(5, cluster.failures),
             string_field(6, cluster.error),
             double_field(7, cluster.success_wall_s or 0.0),
-            *(message_field(8, b"".join(map(string_field, (1, 2, 3), row))) for row in cluster.conditions),
+            *(message_field(8, _cluster_condition(condition)) for condition in cluster.conditions),
             *(repeated_string_field(9, name) for name in cluster.maintenance),
             int_field(10, cluster.events),
             int_field(11, cluster.taint_rules),
         )
+    )
+
+
+def _cluster_condition(condition: WrittenNodeCondition) -> bytes:
+    return (
+        string_field(1, condition.type)
+        + string_field(2, condition.status)
+        + string_field(3, condition.reason)
     )
 
 
