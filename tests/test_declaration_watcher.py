@@ -5,6 +5,7 @@
 import errno
 import logging
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from trio.testing import MockClock
 from agent.errors import ProbeError
 from agent.model.reading import SourceState
 from agent.native.kernel_events import watch_directory
+from agent.node import declaration_watcher
 from agent.node.declaration_watcher import MAX_DUTY_CYCLE, POLL_S, DeclarationWatcher
 from agent.system.files import CheckedDirectory
 
@@ -149,6 +151,29 @@ async def test_replaced_directory_is_followed(tmp_path: Path, directory: Path) -
         write(tmp_path / "other", text("b"))
         directory.rename(tmp_path / "before")
         (tmp_path / "other").rename(directory)
+        await until(lambda: follower.names == ["b"])
+        write(directory, text("c"))
+        await until(lambda: follower.names == ["c"])
+
+
+async def test_directory_created_again_with_the_same_inode_is_followed(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ext4 and XFS give a new directory the inode of one that was just removed."""
+
+    def reused_id(path: Path) -> tuple[int, int]:
+        path.stat()
+        return 1, 1
+
+    monkeypatch.setattr(declaration_watcher, "_directory_id", reused_id)
+    directory.mkdir()
+    write(directory, text("a"))
+    follower = Follower(tmp_path)
+    async with follower.run_watch():
+        await until(lambda: follower.names == ["a"])
+        shutil.rmtree(directory)
+        directory.mkdir(exist_ok=True)  # the watcher may have created it
+        write(directory, text("b"))
         await until(lambda: follower.names == ["b"])
         write(directory, text("c"))
         await until(lambda: follower.names == ["c"])

@@ -4,6 +4,7 @@ inotify watches of directories."""
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +116,9 @@ _SIZE: Final = ffi.sizeof("struct dh_uevent_sample")
 _SUBSYSTEMS: Final = {getattr(lib, f"DH_SUBSYSTEM_{member.name}"): member for member in Subsystem}
 _SILENT: Final = "the kernel sends no device events to this network namespace (of a user namespace)"
 _POLLED: Final = "; devices are polled instead"
+_INOTIFY_EVENT: Final = struct.Struct("iIII")
+"""Layout of an inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
+_IN_IGNORED: Final = 0x8000
 
 
 class UeventListener(CoreThread[UeventCounts]):
@@ -146,9 +150,9 @@ def watch_directory(path: Path, *, includes_writes: bool = True) -> int:
     """Return an inotify descriptor that becomes readable when an entry of a directory has changed.
 
     A written file counts when it is closed, a link only when it is moved there. The descriptor is
-    non-blocking, and the caller closes it. The caller reads and discards its data, then lists the directory.
-    When the directory itself is removed, the descriptor becomes readable a last time. Without
-    ``includes_writes``, only moved and removed entries count.
+    non-blocking, and the caller closes it. The caller discards its data (:func:`discard_watch_events`), then
+    lists the directory. When the directory itself is removed, the descriptor becomes readable a last time.
+    Without ``includes_writes``, only moved and removed entries count.
 
     Raises:
         ProbeError: The directory does not exist, or inotify refused a watch.
@@ -157,6 +161,21 @@ def watch_directory(path: Path, *, includes_writes: bool = True) -> int:
     if fd < 0:
         raise ProbeError(f"directory {path}: cannot be watched: {os.strerror(-fd)}")
     return fd
+
+
+def discard_watch_events(descriptor: int) -> bool:
+    """Read and discard the data of an inotify descriptor; return whether its directory was removed.
+
+    A directory that is created instead is not watched, and may have the same inode.
+    """
+    is_removed = False
+    with suppress(BlockingIOError):
+        while events := os.read(descriptor, 4096):
+            while events:
+                _, mask, _, name_size = _INOTIFY_EVENT.unpack_from(events)
+                is_removed |= bool(mask & _IN_IGNORED)
+                events = events[_INOTIFY_EVENT.size + name_size :]
+    return is_removed
 
 
 def _decode_sample(data: CopiedBytes) -> UeventCounts:

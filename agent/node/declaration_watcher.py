@@ -20,7 +20,7 @@ from agent.errors import ProbeError
 from agent.model.declared_devices import Declarations
 from agent.model.reading import SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.kernel_events import watch_directory
+from agent.native.kernel_events import discard_watch_events, watch_directory
 from agent.sources.declaration_file import DIRECTORY, DIRECTORY_MODE, read_declarations
 from agent.system.files import make_directory
 from agent.system.output import get_logger
@@ -38,7 +38,7 @@ POLL_S: Final = 10.0
 log = get_logger(__name__)
 
 _DirectoryIdentity = tuple[int, int]
-"""Device and inode of a directory, which change when it is replaced."""
+"""Device and inode of a directory, which change when it is replaced while it exists."""
 
 
 class _WatchedDirectory(NamedTuple):
@@ -131,7 +131,7 @@ class DeclarationWatcher:
                 with trio.move_on_after(inf if self._is_complete else POLL_S):
                     await trio.lowlevel.wait_readable(watched.descriptor)
             await trio.sleep_until(max(trio.current_time() + DEBOUNCE_S, rest_until_s))
-            _drain(watched.descriptor)
+            current = None if discard_watch_events(watched.descriptor) else current
 
     async def _read_and_store(self, wake: Callable[[], None]) -> _DirectoryIdentity | None:
         """Read all declaration files and store their devices.
@@ -200,9 +200,3 @@ class DeclarationWatcher:
 def _directory_id(directory: Path) -> _DirectoryIdentity:
     found = directory.stat()
     return found.st_dev, found.st_ino
-
-
-def _drain(descriptor: int) -> None:
-    with suppress(BlockingIOError):
-        while os.read(descriptor, 4096):
-            pass

@@ -5,26 +5,21 @@ Where a watch fails, the caller polls instead. The module is for use in an async
 
 import asyncio
 import os
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from agent.errors import ProbeError
 from agent.model.claim_sources import SourceAnswer
 from agent.model.json_values import JsonObject
 from agent.model.time import Instant
-from agent.native.kernel_events import watch_directory
+from agent.native.kernel_events import discard_watch_events, watch_directory
 from agent.node.pods.queries import query_pods
 from agent.serve.kubelet.pods_api import SOCKET, PodsWatcher
 from agent.sources.kubelet_files import CLAIMS_FILE
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import DISK_TIMEOUT_S, HungGuard
-
-_EVENT: Final = struct.Struct("iIII")
-"""Layout of an inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
-_IN_IGNORED: Final = 0x8000
 
 _FileId = tuple[int, ...] | None
 """Numbers that identify a directory, or one version of a file (with time and size); None: it is absent."""
@@ -112,24 +107,9 @@ class KubeletDirWatcher:
         self._watched_id, self._descriptor = watched, descriptor
 
     def _drain(self, descriptor: int) -> None:
-        has_ended = False
-        with suppress(BlockingIOError):
-            while data := os.read(descriptor, 4096):
-                has_ended |= _is_watch_gone(data)
-        if has_ended:  # a new directory may have the same inode
+        if discard_watch_events(descriptor):
             self.close()
         self._on_change()
-
-
-def _is_watch_gone(events: bytes) -> bool:
-    """Return whether the kernel removed the inotify watch because its directory is gone."""
-    offset = 0
-    while offset < len(events):
-        _, mask, _, name = _EVENT.unpack_from(events, offset)
-        if mask & _IN_IGNORED:
-            return True
-        offset += _EVENT.size + name
-    return False
 
 
 def _file_id(path: Path, *, file: bool) -> _FileId:
