@@ -4,6 +4,8 @@ import os
 import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from patience import PATIENCE_S
@@ -11,6 +13,21 @@ from patience import PATIENCE_S
 from agent.native.published_tables import CoreThread
 
 T = TypeVar("T")
+
+
+def eventfd_descriptors(eventfd: int) -> int:
+    """Return how many descriptors this process has of an eventfd."""
+    count, own = 0, _eventfd_id(str(eventfd))
+    for name in os.listdir("/proc/self/fdinfo"):
+        with suppress(FileNotFoundError):  # another thread closed it
+            count += _eventfd_id(name) == own
+    return count
+
+
+def _eventfd_id(descriptor: str) -> str:
+    """Return the line with the number of an eventfd; empty for another kind of file."""
+    lines = Path("/proc/self/fdinfo", descriptor).read_text().splitlines()
+    return next((line for line in lines if line.startswith("eventfd-id:")), "")
 
 
 class ThreadReader(Generic[T]):

@@ -9,7 +9,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from patience import PATIENCE_S
 
 from agent.system.threads import loop_thread
 from agent.system.threads.loop_thread import AsyncioThread, TrioThread
+from agent.system.threads.thread_start import ThreadStartError
 
 
 async def run_forever(ready: Callable[[], None]) -> None:
@@ -269,4 +270,28 @@ def test_trio_thread_without_a_free_descriptor_creates_its_loop_later(
     assert thread.stop(PATIENCE_S)
     assert [record.getMessage() for record in caplog.records] == [
         "thread dh-core: cannot begin: [Errno 24] Too many open files; 1 attempts failed; will retry"
+    ]
+
+
+def test_trio_thread_whose_tasks_lack_a_thread_opens_them_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_thread, "START_RETRY_S", 0.01)
+    failures, ran = iter([ThreadStartError("can't start new thread: dh-nvml")]), threading.Event()
+
+    async def run_task() -> None:
+        ran.set()
+        await trio.sleep_forever()
+
+    def open_tasks() -> list[Callable[[], Awaitable[None]]]:
+        for failure in failures:
+            raise failure
+        return [run_task]
+
+    thread = TrioThread(open_tasks, fail_test, "dh-core")
+    thread.start()
+    assert ran.wait(PATIENCE_S)
+    assert thread.stop(PATIENCE_S)
+    assert [record.getMessage() for record in caplog.records] == [
+        "thread dh-core: cannot begin: can't start new thread: dh-nvml; 1 attempts failed; will retry"
     ]

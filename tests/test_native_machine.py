@@ -2,7 +2,9 @@
 overlay that gives the real /sys memory controllers.
 """
 
+import errno
 import json
+import mmap
 import os
 import re
 import subprocess
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core_threads import ThreadReader
+from core_threads import ThreadReader, eventfd_descriptors
 from patience import PATIENCE_S
 from private_mounts import within_mounts
 
@@ -52,6 +54,20 @@ def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch
     finally:
         assert machine_watch.thread.stop(PATIENCE_S)
         os.close(machine_watch.fd)
+
+
+def test_watch_without_memory_for_its_copy_keeps_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    wake_fd = os.eventfd(0)
+    with pytest.raises(ProbeError, match="machine thread cannot be started: Cannot allocate memory"):
+        MachineWatch(tmp_path, tmp_path, wake_fd)
+    assert eventfd_descriptors(wake_fd) == 1
+    os.close(wake_fd)
 
 
 def source(sample: MachineSample, name: str) -> SourceSample:

@@ -18,6 +18,7 @@ from typing import Final
 
 import psutil
 import pytest
+from core_threads import eventfd_descriptors
 from gpu_samples import gpu_sample, gpu_set
 from own_process import run_in_own_process
 from patience import PATIENCE_S
@@ -296,6 +297,7 @@ def test_driver_of_another_version_after_a_process_is_a_reload() -> None:
     assert nvml._is_reloaded(gpu_set(gpu_sample(), driver="575.57.08"))
     assert not nvml._is_reloaded(gpu_set(gpu_sample(), driver="570.86.15"))
     assert not nvml._is_reloaded(gpu_set(gpu_sample(), driver=""))
+    assert nvml.stop(0)
     os.close(wake_fd)
 
 
@@ -432,6 +434,8 @@ def test_late_inventory_answer_is_not_that_of_the_next_request(monkeypatch: pyte
         thread.start()
         assert [gpu.uuid for gpu in nvml.read_inventory()] == ["GPU-new"]
         thread.join(PATIENCE_S)
+    nvml._child = None
+    assert nvml.stop(0)
     os.close(wake_fd)
 
 
@@ -625,6 +629,17 @@ def test_driver_that_is_loaded_later_starts_the_process(
     here.symlink_to(fake.library)
     watched.nvml.request_count()  # the PCI bus changed
     watched.until_read(2)
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_stopped_nvml_process_keeps_no_descriptor(tmp_path: Path, *, is_started: bool) -> None:
+    wake_fd = os.eventfd(0)
+    nvml = NvmlProcess(replace(QUICK, library=str(tmp_path / "none.so")), tmp_path, wake_fd)
+    if is_started:
+        nvml.start()
+    assert nvml.stop(PATIENCE_S)
+    assert eventfd_descriptors(wake_fd) == 1
+    os.close(wake_fd)
 
 
 def test_option_out_of_range_is_refused_before_the_process_starts() -> None:

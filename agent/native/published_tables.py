@@ -127,7 +127,11 @@ class CoreThread(Generic[T]):
         self._name, self._title, self._handle = name, title, handle
         read = getattr(lib, f"dh_{name}_read")
         copy = copy or (lambda buffer, size: read(self._handle, buffer, size))
-        self._publication = PublicationReader(copy, max_size, decode, wake_fd)
+        try:
+            self._publication = PublicationReader(copy, max_size, decode, wake_fd)
+        except OSError as error:
+            self.stop(0)
+            raise ProbeError(f"{title} cannot be started: {error.strerror}") from None
 
     def start(self) -> None:
         """Start the thread, which begins to read at once. Raises ProbeError if the kernel refused it."""

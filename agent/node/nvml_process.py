@@ -298,14 +298,17 @@ class NvmlProcess:
         Returns False if the child hangs in the kernel.
         """
         self.request_stop()
-        if self._thread.ident is None:
-            return True
-        self._thread.join(timeout_s * 0.7)
-        with self._lock:
-            if self._child is not None:
-                os.kill(self._child.pid, signal.SIGKILL)
-        self._thread.join(timeout_s * 0.3)
-        return not self._thread.is_alive()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s * 0.7)
+            with self._lock:
+                if self._child is not None:
+                    os.kill(self._child.pid, signal.SIGKILL)
+            self._thread.join(timeout_s * 0.3)
+        has_ended = not self._thread.is_alive()
+        if has_ended and self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        return has_ended
 
     # --- the thread -------------------------------------------------------------------------------------
 

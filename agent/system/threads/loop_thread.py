@@ -13,7 +13,7 @@ import trio
 
 from agent.errors import LACK_ERRNOS, ProbeError, unwrap_error
 from agent.system.output import LogRateLimiter, get_logger
-from agent.system.threads.thread_start import DaemonThread
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 
 _LACK_ERRNOS: Final = LACK_ERRNOS | {errno.ENOSPC}
 """Errnos of accept() and epoll_ctl() when descriptors, memory or the watches of a user are used up.
@@ -210,7 +210,7 @@ class TrioThread(LoopThread):
 
         Args:
             open_tasks: Called in the thread before the loop starts, so it may block. Returns the tasks. It is
-                called again if it raises a ProbeError, or an OSError with an errno of _LACK_ERRNOS.
+                called again after a ProbeError, a ThreadStartError, or an OSError with one of _LACK_ERRNOS.
             on_failure: Called in the thread with a task's exception, after all tasks were cancelled.
             name: Name of the thread.
         """
@@ -244,8 +244,8 @@ class TrioThread(LoopThread):
                     if tasks is None:
                         tasks = self._open_tasks()
                     return trio.run(self._supervise, tasks)
-                except (OSError, ProbeError) as lack:
-                    is_passing = isinstance(lack, ProbeError) or lack.errno in _LACK_ERRNOS
+                except (OSError, ProbeError, ThreadStartError) as lack:
+                    is_passing = not isinstance(lack, OSError) or lack.errno in _LACK_ERRNOS
                     if self._runs_tasks or not is_passing:
                         raise
                     if count := self._complaints.tick():
