@@ -179,6 +179,44 @@ def test_event_that_the_process_stored_just_before_its_end_is_kept(
     assert (last.process, away.process) == ("", "the NVML process was killed by SIGKILL")
 
 
+def test_event_is_kept_if_the_next_process_ends_before_it_is_read(
+    watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.until(lambda s: len(s.gpus) == 2 and all(gpu.event_mask for gpu in s.gpus))
+    may_start.clear()
+    fake.send("gpu 1 xid 48")
+    child = watched.nvml._child
+    assert child is not None
+    eventually(lambda: [xid.code for xid in child.watch.read().gpus[1].xids] == [48], "the event is stored")
+    monkeypatch.setattr(nvml_process, "_START", "raise SystemExit(3)")
+    watched.child.send_signal(signal.SIGKILL)
+    may_start.set()
+    eventually(lambda: watched.nvml._ends >= 3, "two more processes have ended")
+    last, away = watched.nvml.read(), watched.nvml.read()
+    assert [(xid.code, xid.times) for xid in last.gpus[1].xids] == [(48, 1)]
+    assert away.process.startswith("the NVML process ended with exit code 3, ")
+
+
+def test_invalid_shared_memory_ends_the_process_and_keeps_its_gpus(
+    watched: Watched, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = watched.until_read(2)
+    may_start.clear()
+    child = watched.nvml._child
+    assert child is not None
+
+    def refuse() -> NvmlSample:
+        raise ValueError("more GPUs than it has room for")
+
+    monkeypatch.setattr(child.watch, "read", refuse)
+    invalid = watched.nvml.read()
+    assert [gpu.uuid for gpu in invalid.gpus] == [gpu.uuid for gpu in before.gpus]
+    reason = "the NVML process has invalid shared memory: more GPUs than it has room for"
+    assert (invalid.nvml.state, invalid.nvml.detail, invalid.process) == (SourceState.FAILING, reason, reason)
+    away = watched.until(lambda s: s.process != reason)
+    assert away.process == "the NVML process was killed by SIGKILL"
+
+
 def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
     watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,14 +356,17 @@ def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(
 def test_nvml_process_that_ends_again_and_again_is_counted(
     watched: Watched, may_start: threading.Event
 ) -> None:
+    failures = []
     for times in (1, 2, 3):
-        watched.until_read(2)
+        failures.append(watched.until_read(2).nvml.failures)
         may_start.clear()
         watched.child.send_signal(signal.SIGKILL)
         away = watched.until(lambda s: bool(s.process))
         may_start.set()
         assert away.process.endswith(f"{times} times since the agent started") or times == 1
-    watched.until_read(2)
+        failures.append(away.nvml.failures)
+    failures.append(watched.until_read(2).nvml.failures)
+    assert failures == [0, 1, 1, 2, 2, 3, 3]  # the metric of failures is a counter
 
 
 def test_nvml_process_inherits_three_descriptors_and_standard_error_only(
@@ -629,6 +670,21 @@ def test_driver_that_is_loaded_later_starts_the_process(
     here.symlink_to(fake.library)
     watched.nvml.request_count()  # the PCI bus changed
     watched.until_read(2)
+
+
+def test_driver_that_is_loaded_late_is_starting_since_then(
+    fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched], may_start: threading.Event
+) -> None:
+    """A source that is starting for longer than three periods is stalled."""
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    here = tmp_path / "libnvidia-ml.so.1"
+    watched = start(replace(QUICK, library=str(here), sysfs_root=tmp_path), procfs_root=tmp_path)
+    watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
+    may_start.clear()
+    loaded_ns = time.monotonic_ns()
+    here.symlink_to(fake.library)
+    watched.nvml.request_count()
+    assert watched.until(lambda s: s.nvml.state is SourceState.STARTING).nvml.beat_ns >= loaded_ns
 
 
 @pytest.mark.parametrize("is_started", [True, False])

@@ -195,8 +195,8 @@ class NvmlProcess:
         try:
             return child.watch.read()
         except (ValueError, LookupError) as error:
-            reason = str(error)
-            log.error("NVML process: its shared memory is invalid: %s; restarting the process", reason)  # noqa: TRY400
+            self._end = f"has invalid shared memory: {error}"
+            log.error("NVML process: %s; restarting the process", self._end)  # noqa: TRY400
             os.kill(child.pid, signal.SIGKILL)
             return None
 
@@ -209,7 +209,7 @@ class NvmlProcess:
         if self._last is None:
             failing = _no_gpus(SourceState.FAILING, time.monotonic_ns(), reason)
             return replace(failing, err=NvmlReturnCode.UNKNOWN, process=reason)
-        return _sample_without_child(self._last, reason, self._ends)
+        return _sample_without_child(self._last, reason)
 
     def _end_reason(self) -> str:
         times = f", {self._ends} times since the agent started" if self._ends > 1 else ""
@@ -219,7 +219,7 @@ class NvmlProcess:
         """Return the sample while a new child process lists no GPU, because NVML is being opened or cannot be
         used: the GPUs of the last child process, without readings."""
         now = _add_counts(found, before)
-        last = _sample_without_child(before, self._end_reason(), self._ends)
+        last = _sample_without_child(before, self._end_reason())
         if found.nvml.state is not SourceState.STARTING:  # NVML's error is the better reason
             last = replace(last, err=found.err, process="")
         return replace(
@@ -347,7 +347,7 @@ class NvmlProcess:
         found = any(map(may_exist, files)) or (is_bus_new and self._has_gpu_on_bus())
         if found != self._has_driver:
             with self._lock:
-                self._has_driver = found
+                self._has_driver, self._ended_ns = found, time.monotonic_ns()
             self._wake()
         return found
 
@@ -361,7 +361,8 @@ class NvmlProcess:
         try:
             child = self._start_child()
         except (OSError, MemoryError) as error:
-            return self._set_end(f"could not be started: {str(error) or 'out of memory'}")
+            with self._lock:
+                return self._set_end(f"could not be started: {str(error) or 'out of memory'}")
         with self._lock:
             self._child = child
             if self._stop.is_set():  # stop() found no child
@@ -373,10 +374,9 @@ class NvmlProcess:
         with self._lock:
             before = self._last
             self._read_newest()  # NVML does not repeat the events that the child stored since the last read
-            self._unread = self._last if self._last is not before else None
+            self._unread = self._last if self._last is not before else self._unread
             self._child = None
             end = self._set_end(_reap(child.pid))
-            self._before, self._raw, self._first_call_ns = self._last, None, 0
             child.watch.close()
             child.channel.close()
         return end
@@ -384,6 +384,10 @@ class NvmlProcess:
     def _set_end(self, end: str) -> str:
         self._end, self._ended_ns = end, time.monotonic_ns()
         self._ends += 1
+        if self._last is not None:
+            nvml = self._last.nvml
+            self._last = replace(self._last, nvml=nvml._replace(failures=nvml.failures + 1))
+        self._before, self._raw, self._first_call_ns = self._last, None, 0
         return end
 
     def _start_child(self) -> _Child:
@@ -485,7 +489,7 @@ def _continued_source(source: SourceSample, before: SourceSample) -> SourceSampl
     return source._replace(passes=before.passes + source.passes, failures=before.failures + source.failures)
 
 
-def _sample_without_child(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
+def _sample_without_child(last: NvmlSample, reason: str) -> NvmlSample:
     """Return the sample to report while no child process runs: the last sample, without readings and events.
 
     Its sources do not stall, because their state (no child process) was verified now.
@@ -506,9 +510,7 @@ def _sample_without_child(last: NvmlSample, reason: str, failures: int) -> NvmlS
         for gpu in last.gpus
     )
     absent = last.events._replace(state=SourceState.ABSENT, detail="")
-    failing = last.nvml._replace(
-        state=SourceState.FAILING, beat_ns=now_ns, failures=last.nvml.failures + failures, detail=reason
-    )
+    failing = last.nvml._replace(state=SourceState.FAILING, beat_ns=now_ns, detail=reason)
     return replace(
         last,
         gpus=gpus,
