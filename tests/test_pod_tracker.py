@@ -406,6 +406,19 @@ def test_internal_error_is_logged_once_and_polling_goes_on(
     assert tracker.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
 
 
+def test_poll_without_free_thread_is_a_failure_and_no_bug(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.run_watch():
+        following.until_uses({"u-1": ["gpu-0"]})
+        with no_threads():
+            following.until_state(SourceState.FAILING)
+            assert following.detail == "can't start new thread: dh-pods-file; will retry"
+            assert following.uses == {"u-1": ["gpu-0"]}
+        following.until_state(SourceState.OK)
+    assert not [line for line in following.lines if "internal error" in line]
+
+
 def test_query_without_free_thread_is_retried() -> None:
     async def ask() -> str:
         patience = HungGuard()

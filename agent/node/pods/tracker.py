@@ -19,7 +19,7 @@ from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.system.files import may_exist
 from agent.system.output import get_logger
-from agent.system.threads.thread_start import DaemonThread
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import PassTimer
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class PodTracker:
                         waker, kubelet_dir, pod_list, poller.next_due_in_s(), (healths, config)
                     )
                 except Exception as error:  # a bug here must not stop the agent's verdicts
-                    self._report_bug(f"internal error of drahealth: {error!r}")
+                    self._report_failure(error)
                     await _pause(min(RETRY_S, self._config.pods_period_ns / NS), began_s)
 
     async def _poll_once(
@@ -230,10 +230,11 @@ class PodTracker:
             if await kubelet_dir.check_for_change() or pod_list.has_changed():
                 return
 
-    def _report_bug(self, text: str) -> None:
-        """Add an internal error to the sample of pods, whose values stay. The traceback is logged once."""
-        last = self._sample
-        if text != self._logged_error:
+    def _report_failure(self, error: Exception) -> None:
+        """Add an error to the sample of pods, whose values stay. The traceback of a bug is logged once."""
+        last, is_bug = self._sample, not isinstance(error, ThreadStartError)
+        text = f"internal error of drahealth: {error!r}" if is_bug else f"{error}; will retry"
+        if is_bug and text != self._logged_error:
             log.exception("pod tracker: poll failed: internal error; the last known uses of devices stay")
         self._logged_error = text
         known = (last.uses, last.names, last.findings) if last else None
