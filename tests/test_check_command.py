@@ -217,6 +217,20 @@ def test_killed_run_returns_at_once() -> None:
     assert results[0].problem == "the command was killed by SIGKILL"
 
 
+class LateCgroup(CheckCgroup):
+    """Cgroup that the process of the command has not entered yet when it is killed."""
+
+    def create(self) -> int:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def test_run_that_is_killed_before_its_process_is_in_the_cgroup_ends(tmp_path: Path) -> None:
+    cgroup = LateCgroup(tmp_path, {})
+    command = CheckCommand(["/bin/sleep", "1000"], {}, timeout_s=PATIENCE_S, user="", cgroup=cgroup)
+    command.kill()
+    assert command.run().problem == "the command was killed by SIGKILL"
+
+
 class PolledCommand(CheckCommand):
     """Command whose end is polled between the end of its process and the read of the exit code."""
 

@@ -82,13 +82,10 @@ class CheckCgroup:
                 (self._path / name).write_text(value)
         return os.open(self._path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
-    def kill(self) -> bool:
-        """Kill all processes of the cgroup. Returns False if this kernel (before 5.14) cannot."""
-        try:
+    def kill(self) -> None:
+        """Kill all processes of the cgroup. Kernels before 5.14 cannot."""
+        with suppress(OSError):
             (self._path / "cgroup.kill").write_text("1")
-        except OSError:
-            return False
-        return True
 
     def memory_limit_error(self) -> str:
         """Return an error text if the kernel killed the command at its memory limit; empty: it did not."""
@@ -326,16 +323,16 @@ class CheckCommand:
         return f"no answer within {self._timeout_s:g} s"
 
     def kill(self) -> None:
-        """Kill all processes of the command: those of its cgroup, or else those of its process group."""
+        """Kill all processes of the command: those of its cgroup, and those of its process group."""
         self._is_killed = True
-        if self._cgroup is not None and self._cgroup.kill():
-            return
+        if self._cgroup is not None:
+            self._cgroup.kill()
         with self._lock:
             if self._pid:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
                 with suppress(ProcessLookupError, PermissionError):
-                    os.kill(self._pid, signal.SIGKILL)  # it may have just begun, in the agent's own group
+                    os.kill(self._pid, signal.SIGKILL)  # it may have just begun, in the agent's own groups
 
     def _reap(self) -> int | None:
         """Wait for the end of the command's first process (waitpid); return its status.
