@@ -381,7 +381,7 @@ def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, make_tracker: MakeTrac
 def test_unreadable_directory_is_reported_and_retried(
     kubelet: Kubelet, make_tracker: MakeTracker, tmp_path: Path
 ) -> None:
-    """Return a path that no file system allows."""
+    """No file system allows such a path."""
     tracker = make_tracker(kubelet_dir=tmp_path / ("k" * 256), pods_period_ns=10**9)
     with tracker.run():
         tracker.until_state(SourceState.FAILING)
@@ -406,17 +406,19 @@ def test_internal_error_is_logged_once_and_polling_goes_on(
     assert tracker.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
 
 
-def test_poll_without_free_thread_is_a_failure_and_no_bug(kubelet: Kubelet, follow: Make) -> None:
+def test_poll_without_free_thread_is_a_failure_and_no_bug(
+    kubelet: Kubelet, make_tracker: MakeTracker
+) -> None:
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    following = follow(pods_period_ns=10**9)
-    with following.run_watch():
-        following.until_uses({"u-1": ["gpu-0"]})
+    tracker = make_tracker(pods_period_ns=10**9)
+    with tracker.run():
+        tracker.until_uses({"u-1": ["gpu-0"]})
         with no_threads():
-            following.until_state(SourceState.FAILING)
-            assert following.detail == "can't start new thread: dh-pods-file; will retry"
-            assert following.uses == {"u-1": ["gpu-0"]}
-        following.until_state(SourceState.OK)
-    assert not [line for line in following.lines if "internal error" in line]
+            tracker.until_state(SourceState.FAILING)
+            assert tracker.detail == "can't start new thread: dh-pods-file; will retry"
+            assert tracker.uses == {"u-1": ["gpu-0"]}
+        tracker.until_state(SourceState.OK)
+    assert not [line for line in tracker.lines if "internal error" in line]
 
 
 def test_query_without_free_thread_is_retried() -> None:
