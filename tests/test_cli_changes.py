@@ -391,9 +391,9 @@ def test_json_line_of_a_change_names_object_state_and_severity(code, more):
 
 @pytest.mark.parametrize("letter", ["a", "\u00e9"])
 def test_line_of_a_change_is_shorter_than_4_kib(letter: str):
-    causes = [replace(THROTTLED, evidence=letter * 3000) for _ in range(3)]
+    causes = [replace(THROTTLED, evidence=f"{letter * 99} " * 30) for _ in range(3)]
     long = device("cpu-node0", *causes, message="", severity=Severity.INFO, serial="42")
-    note = NonDeviceCause("pod " + "p" * 300, replace(THROTTLED, evidence=letter * 9000))
+    note = NonDeviceCause("pod " + "p" * 300, replace(THROTTLED, evidence=f"{letter * 99} " * 90))
     lines = [str(change) for change in changes_between_reports(None, report(long, notes=(note,)))]
     sizes = [len(f"{line}\n".encode()) for line in lines]
     assert len(lines) == 2
