@@ -4,10 +4,13 @@ The text of an exception names the object and the numbers, and is printed after 
 agent has no class here: it ends the process with its traceback.
 """
 
+import re
 from collections.abc import Iterable
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 from typing import Any, Final
 
+LACKING_VERB: Final = re.compile(r'\bUser ".*" cannot ([a-z]+) (?:resource|path)\b')
+"""Pattern of the message of an API server whose role-based access control refuses a verb."""
 LACK_ERRNOS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 """Errnos of a call for which this process, or the machine, lacks a resource; its object may be well."""
 
@@ -47,7 +50,7 @@ class ConfigError(DrahealthError, ValueError):
 
 
 class ResourceBusyError(DrahealthError):
-    """A lock, socket or file is held by another process; a later retry can help."""
+    """A lock, socket or file is held by another process, or does not exist yet; a later retry can help."""
 
 
 class ProbeError(DrahealthError):
@@ -99,8 +102,10 @@ class ApiForbiddenError(ApiError):
         self, status: int, reason: str, message: str, body: bytes = b"", *, verb: str, resource: str
     ) -> None:
         """Create the error for a verb and a resource, as they are written in a role."""
-        hint = "; check that the role has this verb" if "cannot" in message else ""  # as of a webhook
-        super().__init__(status, reason, f"{verb} of {resource}: {message}{hint}", body)
+        # a webhook or a quota refuses for other reasons than the role
+        hint = "; check that the role has this verb" if LACKING_VERB.search(message) else ""
+        detail = f": {message}{hint}" if message.strip() else ""
+        super().__init__(status, reason, f"{verb} of {resource}{detail}", body)
         self.verb = verb
         """Verb of the role's rule, such as ``create``."""
         self.resource = resource

@@ -230,7 +230,7 @@ class ClusterApi:
             if right in self.rights and (not is_namespaced or found["namespace"] == NAMESPACE):
                 self.used.add(right)
                 return
-        raise Refusal(403, "Forbidden", f"cannot {verb} resource {resource!r}")
+        raise Refusal(403, "Forbidden", f'User "agent" cannot {verb} resource "{resource}"')
 
     def _find_object(self, path: str) -> dict[str, Any]:
         if path not in self.objects:

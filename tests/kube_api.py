@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 from go_driver.api_server import RESOURCE, SLICES, ApiError, ApiServer
 
+from agent.serve.kube_api.api_server import verb_and_resource
+
 GROUP: Final = "/apis/resource.k8s.io"
 
 
@@ -160,7 +162,8 @@ def forbid(method: str, part: str) -> Callable[[ApiCall], ApiError | None]:
     def refuse(call: ApiCall) -> ApiError | None:
         if call.method != method or part not in call.target:
             return None
-        return ApiError(403, "Forbidden", f'User "driver" cannot {method} it')
+        verb, resource = verb_and_resource(method, call.target)
+        return ApiError(403, "Forbidden", f'User "driver" cannot {verb} resource "{resource}"')
 
     return refuse
 

@@ -379,16 +379,16 @@ def test_constant_difference_of_a_changing_field_is_no_movement(tmp_path, step, 
 @pytest.mark.parametrize(
     ("age_ns", "silent"),
     [
-        (0, "GPU-1 does not answer nvmlDeviceGetTemperature"),
+        (-600 * NS, "GPU-1 does not answer nvmlDeviceGetTemperature"),  # in time, however slow the test is
         (9 * NS, "NVML does not answer nvmlDeviceGetCount"),
     ],
 )
 def test_library_call_in_progress_is_no_missing_answer(monkeypatch, age_ns, silent):
-    """GPU 1 hangs, while another thread is in a call of the library that began at this time."""
+    """GPU 1 hangs. GPU 0 is being opened, which may take longer, while another thread calls the library."""
     now_ns = time.monotonic_ns()
-    hanging = replace(gpu(1), passes=0, call="nvmlDeviceGetTemperature", call_ns=now_ns - 9 * NS)
-    found = native(replace(gpu(0), slow_passes=1), hanging)
-    found = replace(found, count=2, call="nvmlDeviceGetCount", call_ns=now_ns - age_ns)
+    hanging = replace(gpu(1), passes=0, call="nvmlDeviceGetTemperature", call_ns=now_ns - 9 * NS, overdue=1)
+    opening = replace(gpu(0), slow_passes=1, call="nvmlDeviceGetHandleByUUID", call_ns=hanging.call_ns)
+    found = replace(native(opening, hanging), count=2, call="nvmlDeviceGetCount", call_ns=now_ns - age_ns)
     watch = SimpleNamespace(start=lambda: None, read=lambda: found, stop=lambda _: None)
     monkeypatch.setattr(gpu_watch, "GpuWatch", lambda *_: watch)
     check = cross_check(Config(node_name="n", gpu_deadline_ns=5 * NS))

@@ -869,15 +869,16 @@ def test_pod_and_claim_text_fits_the_terminal(node: Node, subject: tuple[str, st
     assert max(len(line) for line in text.split("\n  sources  ")[0].splitlines()) < 70
 
 
-@pytest.mark.parametrize("letters", [30, 48, 52, 80])
+@pytest.mark.parametrize("letters", [5, 12, 18, 20, 24, 30, 48, 52, 80])
 def test_heading_of_a_long_name_splits_no_word(node: Node, letters: int) -> None:
     name = "c" * letters
-    claims = node.write_objects("c.json", claim_object(name, "gpu-0", uid="c-1"))
+    uid = "0f3c6e1a-1234-5678-9abc-def012345678"
+    claims = node.write_objects("c.json", claim_object(name, "gpu-0", uid=uid))
     answers = asyncio.run(query_all_sources(SourcePaths(claims=Path(claims))))
     lines = render(explain("claim", name, answers), TextStyle(width=70)).splitlines()
     assert lines[0].startswith(f"claim team-a/{name}")
     assert lines[0] == lines[0].rstrip()
-    assert "uid c-1, from claims-file" in " ".join(" ".join(lines[:2]).split())
+    assert f"uid {uid}, from claims-file" in " ".join(" ".join(lines[:2]).split())
 
 
 def test_lists_below_a_claim_fit_the_terminal(node: Node) -> None:

@@ -350,8 +350,8 @@ def test_forbidden_call_names_the_verb_and_the_resource(kube_api: FakeKubeApi) -
         drahealth.ClaimReader(client(kube_api), DRIVER)(REF)
     assert (caught.value.verb, caught.value.resource) == ("get", "resourceclaims.resource.k8s.io")
     assert str(caught.value) == (
-        '403 Forbidden: get of resourceclaims.resource.k8s.io: User "driver" cannot GET it; check that the '
-        "role has this verb"
+        '403 Forbidden: get of resourceclaims.resource.k8s.io: User "driver" cannot get resource '
+        '"resourceclaims.resource.k8s.io"; check that the role has this verb'
     )
 
 
@@ -364,10 +364,11 @@ def test_forbidden_apply_names_the_verb_that_the_role_lacks(kube_api: FakeKubeAp
 
 
 def test_refusal_by_a_webhook_has_no_advice_about_the_role(kube_api: FakeKubeApi) -> None:
-    kube_api.refuse = lambda call: Refusal(403, "Forbidden", 'admission webhook "w" denied the request')
+    refusal = 'admission webhook "w" denied the request: containers cannot run as root'
+    kube_api.refuse = lambda call: Refusal(403, "Forbidden", refusal)
     with pytest.raises(drahealth.ApiForbiddenError) as caught:
         client(kube_api).call("POST", "/api/v1/namespaces/a/events", {})
-    assert str(caught.value) == '403 Forbidden: create of events: admission webhook "w" denied the request'
+    assert str(caught.value) == f"403 Forbidden: create of events: {refusal}"
 
 
 def test_error_of_several_lines_is_one_line(kube_api: FakeKubeApi) -> None:

@@ -369,6 +369,37 @@ def test_nvml_process_that_ends_again_and_again_is_counted(
     assert failures == [0, 1, 1, 2, 2, 3, 3]  # the metric of failures is a counter
 
 
+def test_failures_of_an_nvml_process_that_lists_no_gpu_are_kept(
+    watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_process, "FIRST_PASS_S", 0)
+    watched.until_read(2)
+    fake.scenario.write_text(fake.scenario.read_text() + "init 18\n")  # another version of the driver
+    watched.child.send_signal(signal.SIGKILL)
+    failing = watched.until(lambda s: s.nvml.failures >= 3)
+    may_start.clear()
+    watched.child.send_signal(signal.SIGKILL)
+    away = watched.until(lambda s: bool(s.process))
+    assert away.nvml.failures > failing.nvml.failures
+    may_start.set()
+
+
+def test_counts_of_nvml_are_kept_while_the_driver_is_unloaded(
+    fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched], may_start: threading.Event
+) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    library.symlink_to(fake.library)
+    watched = start(replace(QUICK, library=str(library), sysfs_root=tmp_path), tmp_path)
+    passes = watched.until_read(2).nvml.passes
+    may_start.clear()
+    library.unlink()
+    watched.child.send_signal(signal.SIGKILL)
+    absent = watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
+    assert absent.nvml.passes >= passes
+    assert absent.nvml.failures == 1
+    may_start.set()
+
+
 def test_nvml_process_inherits_three_descriptors_and_standard_error_only(
     watched: Watched, may_start: threading.Event
 ) -> None:

@@ -113,7 +113,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "file",
         metavar="FILE",
         nargs="?",
-        help="with check: the only file to check, without environment and flags",
+        help="with check: the only file to check; the environment has no effect",
     )
     add_output(parser)
     add_settings(parser)

@@ -139,9 +139,12 @@ class SharedMemoryGpuReader:
         if code:
             raise OSError(-code, f"GPU watch: shared memory cannot be mapped: {os.strerror(-code)}")
         self._watch = out[0]
-        self._reader = PublicationReader(
-            self._copy, lib.dh_gpus_size(self._watch), UnchangedBytesCache(GpuRecordDecoder().decode), wake_fd
-        )
+        decode = UnchangedBytesCache(GpuRecordDecoder().decode)
+        try:
+            self._reader = PublicationReader(self._copy, lib.dh_gpus_size(self._watch), decode, wake_fd)
+        except OSError:
+            self.close()
+            raise
 
     def _copy(self, buffer: Any, size: int) -> int:
         used = int(lib.dh_gpus_read(self._watch, buffer, size))

@@ -118,7 +118,7 @@ _SILENT: Final = "the kernel sends no device events to this network namespace (o
 _POLLED: Final = "; devices are polled instead"
 _INOTIFY_EVENT: Final = struct.Struct("iIII")
 """Layout of an inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
-_IN_IGNORED: Final = 0x8000
+_ENDED: Final = 0x8000 | 0x4000  # IN_IGNORED; IN_Q_OVERFLOW, which may have taken its place
 
 
 class UeventListener(CoreThread[UeventCounts]):
@@ -164,7 +164,7 @@ def watch_directory(path: Path, *, includes_writes: bool = True) -> int:
 
 
 def discard_watch_events(descriptor: int) -> bool:
-    """Read and discard the data of an inotify descriptor; return whether its directory was removed.
+    """Read and discard the data of an inotify descriptor; return whether its directory may have been removed.
 
     A directory that is created instead is not watched, and may have the same inode.
     """
@@ -173,7 +173,7 @@ def discard_watch_events(descriptor: int) -> bool:
         while events := os.read(descriptor, 4096):
             while events:
                 _, mask, _, name_size = _INOTIFY_EVENT.unpack_from(events)
-                is_removed |= bool(mask & _IN_IGNORED)
+                is_removed |= bool(mask & _ENDED)
                 events = events[_INOTIFY_EVENT.size + name_size :]
     return is_removed
 

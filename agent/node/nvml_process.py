@@ -108,9 +108,10 @@ class NvmlProcess:
         A later child replaces it once the child's library is open.
         """
         self._end = ""
-        """Text on how the last child process ended; empty: none has ended."""
+        """How the last child process ended, or why it is being ended; empty: none has ended."""
         self._ends = 0
         self._ended_ns = time.monotonic_ns()
+        """Time of the last end of a child process, or at which the driver appeared or vanished [ns]."""
         self._has_driver = True
         self._is_bus_unread = False
         self._before: NvmlSample | None = None
@@ -202,7 +203,11 @@ class NvmlProcess:
 
     def _without_child(self) -> NvmlSample:
         if not self._has_driver:
-            return _no_gpus(SourceState.ABSENT, self._ended_ns, "no NVIDIA driver, GPU or library")
+            absent = _no_gpus(SourceState.ABSENT, self._ended_ns, "no NVIDIA driver, GPU or library")
+            if self._last is None:
+                return absent
+            nvml, events = (absent.nvml, self._last.nvml), (absent.events, self._last.events)
+            return replace(absent, nvml=_continued_source(*nvml), events=_continued_source(*events))
         if not self._end:
             return _no_gpus(SourceState.STARTING, self._ended_ns)
         reason = self._end_reason()
@@ -373,8 +378,10 @@ class NvmlProcess:
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             before = self._last
-            self._read_newest()  # NVML does not repeat the events that the child stored since the last read
+            newest = self._read_newest()  # NVML does not repeat events that the child stored since a read
             self._unread = self._last if self._last is not before else self._unread
+            if self._last is not None:  # also the counts of a child that listed no GPU
+                self._last = replace(self._last, nvml=newest.nvml)
             self._child = None
             end = self._set_end(_reap(child.pid))
             child.watch.close()

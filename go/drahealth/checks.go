@@ -300,7 +300,8 @@ func (k *checks) end(key checkKey) {
 // accepted makes a run due now of each check with a result whose device may have other hardware since a declaration
 // that the agent has accepted: for the agent, results from before are about the former hardware. So it is with the
 // first declaration of a part: the former one can be that of the driver before a restart. The run repeats the former
-// one and has its number, so that the agent counts an equal result once.
+// one and has its number, so that the agent counts an equal result once. A run in progress is not repeated: it ends after
+// the declaration.
 func (k *checks) accepted(declared *declaration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -161,7 +161,7 @@ class DeviceFacts:
     notes: tuple[NonDeviceCause, ...] = ()
     """Findings of the agent about the cgroups of pods that use the device."""
     cleared: tuple[ClearedFault, ...] = ()
-    """Latched faults of the device that operators cleared within a day."""
+    """Remembered faults of the device that operators cleared within a day."""
 
     @property
     def severity(self) -> Severity:

@@ -349,7 +349,9 @@ def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str
         lines = [first + text]
     else:
         width = max(style.width - 1, len(rest) + 20)
-        lines = [""] if len(first) + 20 > width else []  # after a long heading the text begins below it
+        room = max(20, *map(len, text.split()))  # a UID has 36 characters
+        is_below = len(first) > max(len(rest), width - room)
+        lines = [""] if is_below else []  # after a long heading the text begins below it
         lines += textwrap.wrap(
             text,
             width,

@@ -418,15 +418,15 @@ async def fetch_status(socket: Path) -> AgentStatus:
 
 
 async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFault, ...]:
-    """Ask an agent to clear the latched (kept) faults of a device; return the cleared faults.
+    """Ask an agent to clear the remembered faults of a device; return the cleared faults.
 
     Args:
         socket: Path of the agent's socket.
         device: Name of the device as the operator gives it.
-        code: Code of the one fault to clear; empty: clear all latched faults of the device.
+        code: Code of the one fault to clear; empty: clear all remembered faults of the device.
 
     Raises:
-        UsageError: The device is not known, has no such fault, or the fault is not latched and so
+        UsageError: The device is not known, has no such fault, or the fault is not remembered and so
             cannot be cleared: it ends when readings no longer show it.
         FaultStillPresent: A reading still shows a fault of the device.
         AgentUnreachable: No agent serves the socket, or it gave no valid answer.

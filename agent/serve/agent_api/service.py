@@ -53,7 +53,7 @@ CHUNKS_AT_ONCE: Final = 16
 
 
 class ClearRequests(Protocol):
-    """Interface to the queue of operators' requests to clear latched (kept) faults.
+    """Interface to the queue of operators' requests to clear remembered faults.
 
     The health engine answers the requests.
     """

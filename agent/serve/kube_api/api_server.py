@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from agent.config.api_access import ApiAccess, without_login
-from agent.errors import ApiError, ApiForbiddenError, ApiUnreachableError, ConfigError
+from agent.errors import LACKING_VERB, ApiError, ApiForbiddenError, ApiUnreachableError, ConfigError
 from agent.model.claim import Claim, ClaimRef
 from agent.model.json_values import JsonObject
 from agent.model.prepare import Operation
@@ -360,7 +360,7 @@ def _refusal(method: str, path: str, response: "HTTPResponse", data: bytes) -> A
     reason, message = str(answer.get("reason") or response.reason), str(answer.get("message") or "")
     if status == FORBIDDEN:
         verb, resource = verb_and_resource(method, path)
-        if named := re.search(r"\bcannot ([a-z]+) resource\b", message):  # an apply also needs create
+        if named := LACKING_VERB.search(message):  # an apply also needs create
             verb = named[1]
         return ApiForbiddenError(status, reason, message, data, verb=verb, resource=resource)
     delay = response.getheader("Retry-After") or ""

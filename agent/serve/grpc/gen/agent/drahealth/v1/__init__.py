@@ -146,13 +146,13 @@ class ClearRequest(betterproto.Message):
 
     code: str = betterproto.string_field(2)
     """
-    Code of the only fault to clear; empty: all latched faults of the device.
+    Code of the only fault to clear; empty: all remembered faults of the device.
     """
 
 
 @dataclass(eq=False, repr=False)
 class ClearedFault(betterproto.Message):
-    """Latched fault of a device that an operator cleared."""
+    """Remembered fault of a device that an operator cleared."""
 
     device: str = betterproto.string_field(1)
     """
@@ -388,7 +388,7 @@ class Report(betterproto.Message):
 
     cleared: List["ClearedFault"] = betterproto.message_field(10)
     """
-    Latched faults that operators cleared within a day, the oldest first.
+    Remembered faults that operators cleared within a day, the oldest first.
     """
 
 
