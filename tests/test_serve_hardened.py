@@ -967,6 +967,24 @@ def test_streams_end_before_goaway_at_shutdown(tmp_path: Path) -> None:
         client.next_of(GOAWAY, 0)
 
 
+def test_client_can_write_until_it_closes_at_shutdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose write fails may drop the status of its streams unread, as grpcio does."""
+    monkeypatch.setattr(server, "GRACE_S", PATIENCE_S)
+    with Serving(tmp_path) as agent_server, RawClient(agent_server.health) as client:
+        client.call()
+        client.next_headers()
+        stop = threading.Thread(target=agent_server.thread.stop, args=(PATIENCE_S,))
+        stop.start()
+        client.next_of(GOAWAY, 0)
+        for _ in range(2000):
+            client.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)))
+        client.sock.close()
+        stop.join(PATIENCE_S)
+        assert not stop.is_alive()
+
+
 def test_request_during_shutdown_is_refused_as_safe_to_retry(tmp_path: Path) -> None:
     async def main() -> bytes:
         listener = UnixListener(tmp_path / "a.sock")

@@ -85,6 +85,7 @@ class _ServerProtocol(HardenedProtocol):
         self.lost = asyncio.get_running_loop().create_future()
         self.ends = False
         """True: the server has begun to close the connection."""
+        self._awaits_close = False
         self._owner = owner
         self._budget = ControlFrameBudget(partial(owner.log_control_frames, self))
         self._timer: asyncio.TimerHandle | None = None
@@ -135,13 +136,20 @@ class _ServerProtocol(HardenedProtocol):
         super().connection_lost(exc)
         self.lost.set_result(None)
 
-    def send_goaway(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Send GOAWAY to the client, and close the connection after the write buffer is sent."""
+    def data_received(self, data: bytes) -> None:
+        if not self._awaits_close:
+            super().data_received(data)
+
+    def send_goaway(self, code: ErrorCodes = ErrorCodes.NO_ERROR, *, awaits_close: bool = False) -> None:
+        """Send GOAWAY, and close the connection after the write buffer is sent. `awaits_close`: the client
+        closes it, because it may drop the status of its streams unread if one of its writes fails."""
         self.ends = True
         if not self.transport.is_closing():
             self.connection._connection.close_connection(code)
             self.connection.flush()
-            self.processor.close("the server is closing")
+            if not awaits_close:
+                self.processor.close("the server is closing")
+            self._awaits_close = awaits_close
 
 
 class _ConnectionHandler(server.Handler):
@@ -428,8 +436,8 @@ class HardenedServer(server.Server):
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.
 
-        Takes at most twice :data:`GRACE_S`: connections of clients that do not read are aborted. Does
-        nothing before :meth:`listen` and in a second call.
+        Takes at most twice :data:`GRACE_S`: connections of clients that do not read or close are aborted.
+        Does nothing before :meth:`listen` and in a second call.
         """
         if self._server is None or self.stopping:
             return
@@ -442,7 +450,7 @@ class HardenedServer(server.Server):
             await asyncio.wait(ending, timeout=GRACE_S)
         closing = tuple(self.connections)
         for connection in closing:
-            connection.send_goaway()
+            connection.send_goaway(awaits_close=connection.requests.is_idle)
         if closing:
             await asyncio.wait([connection.lost for connection in closing], timeout=GRACE_S)
             for connection in closing:
