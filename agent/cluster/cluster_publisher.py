@@ -462,7 +462,8 @@ class ClusterPublisher:
             self._taint_rules.invalidate_rules()
             self._rules_listed_ns = now.mono_ns
         evict, quiet_s = config.taint_evict, config.taint_quiet_s
-        policy = TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)  # no "None"
+        # a DeviceTaintRule never has the effect None
+        policy = TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
         due_s = self._taint_rules.sync(
             report, config.k8s_taint_rules, config.drivers, policy, now, owner=self._node_owner()
         )

@@ -8,7 +8,7 @@ signal handlers, no logging configuration and no event-loop policy.
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -75,9 +75,10 @@ def default_state_dir(kubelet_dir: Path, driver: str) -> Path:
     return kubelet_dir / "plugins" / driver / "drahealth"
 
 
-def check_functions(**functions: object) -> None:
-    """Check the values of arguments by name. Raises ConfigError if one is not a function."""
-    for argument, value in functions.items():
+def check_functions(optional: Mapping[str, object], **required: object) -> None:
+    """Check arguments by name; those of `optional` may be None. Raises ConfigError if one is no function."""
+    given = {argument: value for argument, value in optional.items() if value is not None}
+    for argument, value in (required | given).items():
         if not callable(value):
             raise ConfigError(f"argument {argument}: {value!r} is not a function")
 
@@ -133,7 +134,7 @@ class Monitor:
                 raise ConfigError(f"argument {argument}: {value!r} is not a string")
         if not all(isinstance(pattern, ErrorPattern) for pattern in patterns):
             raise ConfigError(f"argument patterns: {patterns!r} has another object than an ErrorPattern")
-        check_functions(on_error=repr if on_error is None else on_error)
+        check_functions({"on_error": on_error})
         try:
             check_driver_name(driver)
         except ValueError as error:
@@ -421,7 +422,7 @@ class Monitor:
         Raises RuntimeError: the monitor was started, or has such a function, which may be a SlicePublisher's;
         ConfigError: the argument is not a function.
         """
-        check_functions(callback=callback)
+        check_functions({}, callback=callback)
         with self._lock:
             if self._started or self._callback is not None:  # of two functions one would never be called
                 reason = "after start()" if self._started else f"before, with {self._callback!r}"

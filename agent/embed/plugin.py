@@ -276,9 +276,7 @@ class PluginServer:
             if not isinstance(value, kind):
                 raise ConfigError(f"argument {argument}: {value!r} is not a {kind.__name__}")
         methods = {f"driver.{name}": getattr(driver, name, None) for name in ("prepare", "unprepare")}
-        optional = {"on_status": on_status, "on_error": on_error}
-        given = {name: value for name, value in optional.items() if value is not None}
-        check_functions(get_claim=get_claim, **methods, **given)
+        check_functions({"on_status": on_status, "on_error": on_error}, get_claim=get_claim, **methods)
         self.paths = plugin_paths(
             monitor.driver,
             kubelet_dir=as_path("kubelet_dir", kubelet_dir) or monitor.kubelet_dir,

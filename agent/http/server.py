@@ -43,6 +43,7 @@ from agent.serve.sockets import (
     longest_wait_of_largest_peer,
     make_socket_directory,
     peer_credentials,
+    set_backlog,
 )
 from agent.system.output import LogRateLimiter, get_logger
 
@@ -194,11 +195,7 @@ class HttpServer:
 
     async def _start(self, listener: Listener) -> asyncio.Server:
         server = await asyncio.start_server(self._accept, sock=_socket_of(listener), backlog=ACCEPT_LIMIT)
-        try:
-            _socket_of(listener).listen(BACKLOG)
-        except OSError:
-            server.close()
-            raise
+        set_backlog(server, _socket_of(listener))
         return server
 
     async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:

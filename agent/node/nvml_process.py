@@ -204,10 +204,10 @@ class NvmlProcess:
     def _without_child(self) -> NvmlSample:
         if not self._has_driver:
             absent = _no_gpus(SourceState.ABSENT, self._ended_ns, "no NVIDIA driver, GPU or library")
-            if self._last is None:
+            if (before := self._last) is None:
                 return absent
-            nvml, events = (absent.nvml, self._last.nvml), (absent.events, self._last.events)
-            return replace(absent, nvml=_continued_source(*nvml), events=_continued_source(*events))
+            nvml = _continued_source(absent.nvml, before.nvml)
+            return replace(absent, nvml=nvml, events=_continued_source(absent.events, before.events))
         if not self._end:
             return _no_gpus(SourceState.STARTING, self._ended_ns)
         reason = self._end_reason()

@@ -145,6 +145,15 @@ class UnixListener:
                 self._file = -1
 
 
+def set_backlog(server: asyncio.AbstractServer, sock: socket.socket) -> None:
+    """Let BACKLOG connections wait for a server, whose backlog is ACCEPT_LIMIT; close it if that fails."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError:
+        server.close()
+        raise
+
+
 async def close_server(server: asyncio.AbstractServer) -> None:
     """Close the listening sockets of a server of asyncio, after the accepted connections reached it.
 

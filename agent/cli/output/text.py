@@ -355,7 +355,7 @@ def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str
         lines += textwrap.wrap(
             text,
             width,
-            initial_indent=rest if lines else first,
+            initial_indent=rest if is_below else first,
             subsequent_indent=rest,
             break_on_hyphens=False,
         )

@@ -156,9 +156,10 @@ def build_consumer_map(answers: SourceAnswers) -> ConsumerMap:
     )
     pods = _pods(answers, names, claims, knows_all_cgroups=cgroups is not None)
     pairs = {(edge.use.device, ref) for ref, claim in claims.items() for edge in claim.devices}
-    whole = {answer.provenance.origin for answer in _all_answers(answers) if answer.is_complete}
-    incomplete = {answer.provenance.origin for answer in _all_answers(answers) if not answer.is_complete}
-    gaps = {gap for answer in _all_answers(answers) for gap in _failures_of(answer)}
+    every: tuple[SourceAnswer[Any], ...]
+    every = (*answers.prepared, *answers.listed, *answers.pods, *answers.claims, *answers.live)
+    incomplete = {answer.provenance.origin for answer in every if not answer.is_complete}
+    gaps = {gap for answer in every for gap in _failures_of(answer)}
     return ConsumerMap(
         claims=claims,
         pods=pods,
@@ -166,7 +167,7 @@ def build_consumer_map(answers: SourceAnswers) -> ConsumerMap:
         groups=_groups(pods),
         conflicts=find_conflicts(names, claims, pods, cgroups),
         missing_sources=tuple(sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.reason))),
-        complete=frozenset(whole - incomplete),
+        complete=frozenset(answer.provenance.origin for answer in every) - incomplete,
     )
 
 
@@ -288,7 +289,3 @@ def _failures_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
         yield MissingSource(answer.provenance, answer.absence, answer.reason)
     for text in answer.invalid:
         yield MissingSource(answer.provenance, Absence.UNREADABLE, text)
-
-
-def _all_answers(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:
-    return (*answers.prepared, *answers.listed, *answers.pods, *answers.claims, *answers.live)

@@ -33,11 +33,11 @@ from agent.serve.grpc.hardened import (
 )
 from agent.serve.sockets import (
     ACCEPT_LIMIT,
-    BACKLOG,
     close_server,
     connection_limit,
     largest_peers,
     peer_credentials,
+    set_backlog,
 )
 from agent.system.output import LogRateLimiter, get_logger
 
@@ -416,11 +416,7 @@ class HardenedServer(server.Server):
         server = await loop.create_unix_server(
             self._protocol_factory, sock=sock, backlog=ACCEPT_LIMIT, **_KEEP_FILE
         )
-        try:
-            sock.listen(BACKLOG)
-        except OSError:
-            server.close()
-            raise
+        set_backlog(server, sock)
         self._server = server
         if former is not None:
             try:
