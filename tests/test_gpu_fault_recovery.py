@@ -14,6 +14,7 @@ from agent.model.time import NS
 UNTIL_RESET = (46, 62, 64)
 UNTIL_REBOOT = (79, 54)
 H100_LINKS = (1 << 18) - 1
+FABRIC_ERROR = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error"
 
 
 def seconds_until_healthy(node: GpuNode, name: str = "gpu-0", limit_s: int = 300) -> int:
@@ -284,13 +285,19 @@ def test_reset_of_one_gpu_does_not_resolve_faults_of_another() -> None:
     assert node.health("gpu-0") is Health.UNHEALTHY
 
 
-def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
+def node_with_fabric_error() -> GpuNode:
+    """Return a node with two GPUs, which share a fault of the fabric."""
     node = GpuNode(2)
     for number in (0, 1):
         node.set_readings(number, ecc_correctable=7)
     node.next()
-    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")
+    node.log(FABRIC_ERROR)
     node.next()
+    return node
+
+
+def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
+    node = node_with_fabric_error()
     node.reset(0)
     node.rest(200)
     assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.12020"]
@@ -309,7 +316,7 @@ def test_reset_of_all_gpus_of_a_stopped_agent_resolves_shared_fault(shown_by: st
         else:
             node.set_readings(number, **{shown_by: 1})
     node.next()
-    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")
+    node.log(FABRIC_ERROR)
     node.next(2)
     for number in range(resets):
         if shown_by == "reset_required":
@@ -337,13 +344,7 @@ def test_port_fault_is_resolved_by_a_gpu_reset_while_the_agent_is_stopped(is_res
 
 @pytest.mark.parametrize("recurs", [False, True])
 def test_shared_fault_is_resolved_by_resets_before_and_after_a_restart(recurs: bool) -> None:
-    fabric_error = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error"
-    node = GpuNode(2)
-    for number in (0, 1):
-        node.set_readings(number, ecc_correctable=7)
-    node.next()
-    node.log(fabric_error)
-    node.next()
+    node = node_with_fabric_error()
     node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 11004, Fatal, something without a port")
     node.next()
     node.reset(0)
@@ -352,7 +353,7 @@ def test_shared_fault_is_resolved_by_resets_before_and_after_a_restart(recurs: b
         node.restart()
         node.rest(20)
     if recurs:
-        node.log(fabric_error)
+        node.log(FABRIC_ERROR)
         node.next()
         node.restart()
         node.next()
@@ -363,16 +364,10 @@ def test_shared_fault_is_resolved_by_resets_before_and_after_a_restart(recurs: b
 
 
 def test_reset_before_a_stop_leaves_a_shared_fault_that_recurs_during_it() -> None:
-    fabric_error = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error"
-    node = GpuNode(2)
-    for number in (0, 1):
-        node.set_readings(number, ecc_correctable=7)
-    node.next()
-    node.log(fabric_error)
-    node.next()
+    node = node_with_fabric_error()
     node.reset(0)
     node.next(2)
-    node.log(fabric_error)
+    node.log(FABRIC_ERROR)
     node.set_readings(1, ecc_correctable=0)
     node.restart()
     node.rest(600)
@@ -381,7 +376,7 @@ def test_reset_before_a_stop_leaves_a_shared_fault_that_recurs_during_it() -> No
 
 def test_shared_fault_of_a_file_without_readings_of_each_gpu_stays() -> None:
     node = GpuNode(2)
-    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")
+    node.log(FABRIC_ERROR)
     node.next()
     kept = node.checkpoint
     earlier = replace(kept, faults=tuple(fault._replace(counters=(0,) * 7) for fault in kept.faults))

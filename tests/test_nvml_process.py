@@ -162,16 +162,21 @@ def test_gpus_are_unreadable_from_the_end_of_nvml_process_to_the_next_read(
     assert after.nvml.passes > before.nvml.passes
 
 
-def test_event_that_the_process_stored_just_before_its_end_is_kept(
-    watched: Watched, fake: FakeNvml, may_start: threading.Event
-) -> None:
-    """NVML does not repeat it, and the engine reads up to a tenth of a second after the event."""
+def store_unread_event(watched: Watched, fake: FakeNvml, may_start: threading.Event) -> None:
+    """Let the child process store an event that is not read yet; no other child process starts."""
     watched.until(lambda s: len(s.gpus) == 2 and all(gpu.event_mask for gpu in s.gpus))
     may_start.clear()
     fake.send("gpu 1 xid 48")
     child = watched.nvml._child
     assert child is not None
     eventually(lambda: [xid.code for xid in child.watch.read().gpus[1].xids] == [48], "the event is stored")
+
+
+def test_event_that_the_process_stored_just_before_its_end_is_kept(
+    watched: Watched, fake: FakeNvml, may_start: threading.Event
+) -> None:
+    """NVML does not repeat it, and the engine reads up to a tenth of a second after the event."""
+    store_unread_event(watched, fake, may_start)
     watched.child.send_signal(signal.SIGKILL)
     eventually(lambda: watched.nvml._child is None, "the process has ended")
     last, away = watched.nvml.read(), watched.nvml.read()
@@ -182,12 +187,7 @@ def test_event_that_the_process_stored_just_before_its_end_is_kept(
 def test_event_is_kept_if_the_next_process_ends_before_it_is_read(
     watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched.until(lambda s: len(s.gpus) == 2 and all(gpu.event_mask for gpu in s.gpus))
-    may_start.clear()
-    fake.send("gpu 1 xid 48")
-    child = watched.nvml._child
-    assert child is not None
-    eventually(lambda: [xid.code for xid in child.watch.read().gpus[1].xids] == [48], "the event is stored")
+    store_unread_event(watched, fake, may_start)
     monkeypatch.setattr(nvml_process, "_START", "raise SystemExit(3)")
     watched.child.send_signal(signal.SIGKILL)
     may_start.set()
