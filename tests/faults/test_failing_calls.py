@@ -335,9 +335,9 @@ def fail_calls_of_nvml_process(directory: str, program: str, call: str, error: s
 
     async def fail_calls() -> None:
         await watched.until(lambda _: True, "the first verdicts")
-        order = CallOrder(Path(directory) / "order")
+        order, opened = CallOrder(Path(directory) / "order"), len(descriptors())
         for number in range(1, NVML_CALLS_MAX + 1):
-            where, opened, last = f"{program}: {call} {number}", len(descriptors()), watched.pid
+            where, last = f"{program}: {call} {number}", watched.pid
             order.give(call, number, int(error), program=program)
             if last:  # the last failed call may have ended it just now
                 os.kill(last, signal.SIGKILL)
@@ -351,7 +351,7 @@ def fail_calls_of_nvml_process(directory: str, program: str, call: str, error: s
             counted = order.withdraw()
             assert gpus.generation == 1, f"{where}: no driver was reloaded"
             assert not uncaught, where
-            eventually(lambda opened=opened: len(descriptors()) <= opened, f"{where}: {opened} descriptors")
+            eventually(lambda: len(descriptors()) <= opened, f"{where}: {opened} descriptors")
             if counted < number:
                 return
 
