@@ -27,6 +27,7 @@ from agent.model.report import (
     Report,
     SentinelStatus,
     SocketSubscriberCounts,
+    StateFile,
 )
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
@@ -132,6 +133,7 @@ def full_agent() -> FakeAgent:
             SentinelStatus("/run/connector.sock", 3),
             NvmlCosts(1.5, 20, 3.0, (NvmlCallCost("fields", 4, 0.5, 0.75),)),
             lost_snapshots=40,
+            files=(StateFile("faults", "/state/gpu-faults.json: full"), StateFile("history")),
         ),
     )
     notes = (NonDeviceCause("node", cause("node.x")), NonDeviceCause("pod 1 (a/b)", cause("cgroup.y")))

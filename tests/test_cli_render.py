@@ -52,6 +52,7 @@ from agent.model.report import (
     SentinelStatus,
     SeverityCount,
     SocketSubscriberCounts,
+    StateFile,
     WrittenNodeCondition,
 )
 from agent.model.snapshot import NativeCoreStats
@@ -581,6 +582,14 @@ def test_status_shows_the_number_of_lost_snapshots():
         render_status(replace(STATUS, parts=PartsStatus(lost_snapshots=1040)), PLAIN, now_s=NOW_S).split()
     )
     assert "record 1,040 snapshots lost subscribers" in shown
+
+
+def test_status_shows_only_files_whose_last_write_failed():
+    files = (StateFile("faults", "/state/gpu-faults.json: No space left on device"), StateFile("history"))
+    shown = " ".join(
+        render_status(replace(STATUS, parts=PartsStatus(files=files)), PLAIN, now_s=NOW_S).split()
+    )
+    assert "not written faults: /state/gpu-faults.json: No space left on device subscribers" in shown
 
 
 def test_status_shows_why_nvml_is_absent():

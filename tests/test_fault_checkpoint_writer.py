@@ -76,8 +76,10 @@ async def test_unusable_directory_is_logged_once_and_retried(
             writer.set_newest(memory)
             await trio.sleep(100)
         await until(records)
+        assert writer.error.startswith(f"{path}: ")
         path.parent.unlink()
         await until(lambda: load_gpu_faults(path)[0] == TWO)
+        await until(lambda: not writer.error)
         nursery.cancel_scope.cancel()
     assert [record.levelno for record in records()] == [logging.WARNING]
 

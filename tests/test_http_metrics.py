@@ -10,9 +10,9 @@ from pathlib import Path
 
 import metrics_page
 import pytest
-from agents import UNHEALTHY, PlainSysfs, short_tmp, wait_for_health
+from agents import UNHEALTHY, PlainSysfs, run_command, short_tmp, wait_for_health
 from http_agents import FakeAgent, cause, full_agent, listening_agent
-from http_client import connect
+from http_client import connect, get
 from hypothesis import given
 from hypothesis import strategies as st
 from paper_gpus import GpuNode
@@ -338,6 +338,19 @@ def test_prometheus_scrapes_the_agent_and_a_query_returns_the_fault(short_tmp: P
         # what the agent does in Python, in the sampler and in the machine watch
         for source in ("devices.d", "cpus", "memory"):
             server.wait_for(f'drahealth_source_pass_seconds_count{{source="{source}"}} > 0')
+
+
+def test_record_that_cannot_be_written_is_in_metrics_and_status(short_tmp: Path) -> None:
+    record, sysfs = short_tmp / "record", PlainSysfs(short_tmp / "sys")
+    record.mkdir()
+    record.chmod(0o777)
+    with listening_agent(short_tmp, sysfs, "--record-dir", str(record)) as (_, port):
+        address, name = ("127.0.0.1", port), "drahealth_file_write_failed"
+        eventually(lambda: f'{name}{{file="record"}} 1.0' in get(address, "/metrics").text, "a failed write")
+        for file in ("faults", "history"):
+            assert f'{name}{{file="{file}"}} 0.0' in get(address, "/metrics").text
+        shown = run_command("status", "--runtime-dir", str(short_tmp / "run")).stdout
+        assert f"not written  record: {record}: directory {record} has mode 0777" in shown
 
 
 @pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True)])

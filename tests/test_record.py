@@ -443,10 +443,12 @@ def test_disk_with_room_for_a_head_only_keeps_no_empty_segment(
         times[0] = 100.0 * attempt
         recorder.record(*short_day[0])
         wait_for(lambda lost=attempt + 1: recorder._lost == lost and not segment_paths(tmp_path))
+        assert recorder.error == f"{tmp_path}: No space left on device"
     monkeypatch.setattr(SegmentWriter, "append", append)
     times[0] = 1000.0
     recorder.record(*short_day[0])
     assert recorder.close(PATIENCE_S)
+    assert recorder.error == ""
     (path,) = segment_paths(tmp_path)
     assert SegmentReader(path).head.lost == 3
     assert count_steps(path) == (1, "")

@@ -20,7 +20,15 @@ from agent.model.health import (
     Severity,
 )
 from agent.model.reading import SourceSample, SourceState
-from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscriberCounts
+from agent.model.report import (
+    AgentStatus,
+    PartsStatus,
+    RepairCount,
+    Report,
+    SeverityCount,
+    SocketSubscriberCounts,
+    StateFile,
+)
 from agent.model.snapshot import NativeCoreStats
 from agent.model.time import Instant
 from agent.serve.agent_api.client import decode_clear_reply, decode_report, decode_status
@@ -81,6 +89,12 @@ STATUS = st.builds(
     ),
     few_of(st.builds(SocketSubscriberCounts, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
     few_of(st.builds(RepairCount, REPAIR, SMALL)),
+    st.builds(
+        PartsStatus,
+        *[st.none()] * 4,
+        st.none() | SMALL,
+        few_of(st.builds(StateFile, st.sampled_from(("faults", "history")), TEXT)),
+    ),
 )
 
 

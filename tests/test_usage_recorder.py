@@ -218,10 +218,24 @@ def test_unusable_directory_is_logged_once_and_uses_are_queued(
         agent.take(train(2))
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(agent.path) in caplog.text
+    assert str(agent.path) in agent.recorder.error
     state.unlink()
     agent.take(train(2))
+    assert agent.recorder.error == ""
     assert [usage.pod.uid for usage in agent.record.ended] == ["p-1"]
     assert [usage.pod.uid for usage in agent.record.running] == ["p-2"]
+
+
+def test_error_of_a_file_that_cannot_be_read_ends_without_a_write(agent: Agent, state: Path) -> None:
+    agent.take(train(1))
+    with closing(sqlite3.connect(agent.path)) as db:
+        db.execute("PRAGMA user_version = 2")
+    following = Agent(state, first=5000)
+    following.take(NO_PODS)
+    assert "file has format version 2" in following.recorder.error
+    agent.path.unlink()
+    following.take(NO_PODS)
+    assert following.recorder.error == ""
 
 
 def test_uses_beyond_memory_limit_are_dropped_and_counted(

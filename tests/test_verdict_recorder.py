@@ -370,10 +370,12 @@ def test_unusable_directory_is_logged_once_and_changes_are_kept(
     state.write_text("in the way")
     agent.follow(OK, BAD)
     eventually(lambda: bool(caplog.records), "the failed write is logged")
+    eventually(lambda: f"{state} is not a directory" in agent.recorder.error, "the error is shown")
     agent.follow(OK, BAD, OK)
     state.unlink()
     agent.follow(OK, OK)
     agent.stop()
+    assert agent.recorder.error == ""
     assert [state for _, _, state in stored_states(agent)] == ["healthy", "unhealthy"] * 2 + ["healthy"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert f"{agent.path}: {state} is not a directory; they are kept in memory" in caplog.text
@@ -459,7 +461,7 @@ with open(ballast, "wb", buffering=0) as file:
     except OSError:
         pass
 agent.follow(*[BAD, OK] * 20)
-eventually(lambda: bool(agent.recorder._logged_error), "refused")
+eventually(lambda: bool(agent.recorder.error), "refused")
 ballast.unlink()
 agent.follow(OK, OK)
 agent.stop()

@@ -35,7 +35,7 @@ from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
 from agent.model.reading import SourceState
-from agent.model.report import PartsStatus, Report
+from agent.model.report import PartsStatus, Report, StateFile
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS
 from agent.node.custom_check_runner import CustomCheckRunner
@@ -417,7 +417,16 @@ class Daemon:
             nvsentinel=None if self._nvsentinel is None else self._nvsentinel.status,
             nvml=self._node.nvml_costs(),
             lost_snapshots=None if self._snapshot_recorder is None else self._snapshot_recorder.lost,
+            files=tuple(self._state_files()),
         )
+
+    def _state_files(self) -> Iterator[StateFile]:
+        """Yield the files that the agent writes, each with the error of the last write."""
+        yield StateFile("faults", self._checkpoint.error)
+        if self._config.history_rows:
+            yield StateFile("history", self._verdict_recorder.error or self._recorder.error)
+        if self._snapshot_recorder is not None:
+            yield StateFile("record", self._snapshot_recorder.error)
 
     def _publish(self, report: Report) -> None:
         """Publish a health report, first to drivers' taints and health streams, then to other receivers."""

@@ -85,6 +85,11 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         *_nvsentinel(parts.nvsentinel),
         *([ListEntry("record", f"{format_count(lost, 'snapshot')} lost")] if lost is not None else ()),
         *(
+            ListEntry("not written", clean(f"{file.name}: {file.error}"))
+            for file in parts.files
+            if file.error
+        ),
+        *(
             ListEntry(
                 "subscribers",
                 f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}, "

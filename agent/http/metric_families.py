@@ -393,6 +393,12 @@ NVSENTINEL_FAILURES: Final = _counter(
 RECORD_LOST: Final = _counter(
     "record_lost_snapshots", "Snapshots that were not recorded. Left out without record.dir."
 )
+WRITES_FAILED: Final = _gauge(
+    "file_write_failed",
+    "1: the last write of one of the agent's files failed: of GPU faults, history or record.",
+    "3",
+    "file",
+)
 CORE_PASSES: Final = _counter("core_passes", "Finished passes of the native core.")
 CORE_WAKES: Final = _counter("core_wakes", "Times that the native core woke the engine loop.")
 CORE_READS: Final = _counter("core_reads", "File reads of the native core.")
@@ -467,6 +473,7 @@ AGENT_FAMILIES: Final = (
     NVSENTINEL_EVENTS,
     NVSENTINEL_FAILURES,
     RECORD_LOST,
+    WRITES_FAILED,
     CORE_PASSES,
     CORE_WAKES,
     CORE_READS,

@@ -204,6 +204,7 @@ class MetricsRenderer:
             yield _rows(families.NVSENTINEL_FAILURES, [((), nvsentinel.failures)])
         if (lost := parts.lost_snapshots) is not None:
             yield _rows(families.RECORD_LOST, [((), lost)])
+        yield _rows(families.WRITES_FAILED, [((file.name,), bool(file.error)) for file in parts.files])
         counts = self._server()
         yield _rows(families.HTTP_CONNECTIONS, [((), counts.open)])
         yield _rows(families.HTTP_REFUSED, [((), counts.refused)])

@@ -129,6 +129,15 @@ class SentinelStatus(NamedTuple):
     """Error of the last call; empty: it succeeded, or there was none."""
 
 
+class StateFile(NamedTuple):
+    """File or directory in which the agent stores its state, and the result of the last write."""
+
+    name: str
+    """``faults`` (GPU faults and the machine's values at start), ``history`` or ``record``."""
+    error: str = ""
+    """Error of the last write, with the path; empty: it succeeded, or there was none."""
+
+
 class PartsStatus(NamedTuple):
     """Status of parts of the agent that no report describes."""
 
@@ -142,6 +151,8 @@ class PartsStatus(NamedTuple):
     """Costs of the calls to NVML; None: NVML is not called."""
     lost_snapshots: int | None = None
     """Number of snapshots that were not recorded, since the recorder's start; None: none are recorded."""
+    files: tuple[StateFile, ...] = ()
+    """Files that the agent writes; those that the configuration turns off are left out."""
 
 
 @dataclass(frozen=True, slots=True)

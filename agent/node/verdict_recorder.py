@@ -97,7 +97,8 @@ class VerdictRecorder:
         self._stored: dict[DeviceRef, VerdictChange] | None = None
         """Newest change of each present device in the history file; None: the file has not been read yet."""
         self._written_ns = self._retry_ns = -(10**18)
-        self._logged_error = ""
+        self.error = ""
+        """Error of the last write; empty: it succeeded, or there was none."""
         self._logged_period_file_error = False
 
     # --- called by the core ----------------------------------------------------------------------------
@@ -213,7 +214,7 @@ class VerdictRecorder:
             self._log_error(str(error))
             self._retry_ns = now.mono_ns + round(RETRY_S * NS)
             return
-        self._written_ns, self._logged_error = now.mono_ns, ""
+        self._written_ns, self.error = now.mono_ns, ""
         with self._changed:
             dropped = self._forget_written(job)
         if dropped:
@@ -266,13 +267,13 @@ class VerdictRecorder:
         return dropped
 
     def _log_error(self, error: str) -> None:
-        if error != self._logged_error:
+        if error != self.error:
             log.warning(
                 "history: changes of verdicts not written: %s; they are kept in memory and written later; "
                 "check --state-dir",
                 error,
             )
-        self._logged_error = error
+        self.error = error
 
     def _write_mark(self, period: ObservedPeriod) -> None:
         try:

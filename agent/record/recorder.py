@@ -116,6 +116,8 @@ class SnapshotRecorder:
         self._lost_before = 0
         """Number of evaluations lost before the current segment, as its head states."""
         self._retry_s = 0.0
+        self.error = ""
+        """Error of the last write; empty: it succeeded, or there was none."""
         self._clock_steps = WallClockStepDetector()
         self._others: dict[Path, int] = {}
         """Size of each segment except the current one [bytes], the oldest first."""
@@ -188,6 +190,7 @@ class SnapshotRecorder:
                     log.exception(
                         "record: snapshots not written: internal error; recording ends, restart the agent"
                     )
+                    self.error = f"{self._directory}: internal error; restart the agent"
                     with self._changed:
                         self._closing = is_end = True
                         self._lose(len(queue) + len(self._queue))
@@ -255,7 +258,9 @@ class SnapshotRecorder:
                     appended = self._writer.append(steps)
                     written, steps = written + appended, steps[appended:]
             self._delete_old()
+            self.error = ""
         except OSError as error:
+            self.error = f"{self._directory}: {error.strerror}"
             self._lose(len(queue) - written)
             self._retry_s = self._clock() + RETRY_S
             self._end_segment()

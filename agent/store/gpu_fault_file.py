@@ -228,6 +228,8 @@ class GpuFaultWriter:
         self._urgent = trio.Event()
         self._writing = threading.Lock()
         self._logged_errno: int | None = None
+        self.error = ""
+        """Error of the last write; empty: it succeeded, or there was none."""
 
     def set_newest(self, memory: PersistentState) -> None:
         """Set the GPU faults that the next write stores.
@@ -277,6 +279,7 @@ class GpuFaultWriter:
         with self._writing:
             memory = newest = self._newest
             if memory == self._saved:
+                self.error = ""
                 return True
             # the next instance of a driver, in a rolling update, has counted its start already
             memory = replace(memory, runs=max(memory.runs, _saved_runs(self._path)))
@@ -288,10 +291,10 @@ class GpuFaultWriter:
                         "GPU fault file %s; GPU faults are lost on restart; make its directory writable",
                         error,
                     )
-                self._logged_errno = error.errno
+                self._logged_errno, self.error = error.errno, str(error)
                 return False
             self._saved = replace(memory, runs=newest.runs)
-            self._logged_errno = None
+            self._logged_errno, self.error = None, ""
             return True
 
 

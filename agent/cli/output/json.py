@@ -168,6 +168,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "cluster": CLUSTER(parts.cluster) if parts.cluster else None,
         "nvsentinel": NVSENTINEL(parts.nvsentinel) if parts.nvsentinel else None,
         "lostSnapshots": parts.lost_snapshots,
+        "files": [{"name": file.name, "error": file.error} for file in parts.files],
         "nvml": NVML(parts.nvml) if parts.nvml else None,
     }
 

@@ -54,7 +54,8 @@ class UsageRecorder:
         self._now = Instant(0, 0)
         self._last_write_ns = self._retry_ns = 0
         self._wall_clock = WallClockStepDetector()
-        self._logged_error = ""
+        self.error = ""
+        """Error of the last write; empty: it succeeded, or there was none."""
         self._logged_left_out = False
         self._lock = threading.Lock()
 
@@ -144,6 +145,8 @@ class UsageRecorder:
         except DrahealthError as error:
             self._log_error(error)
         else:
+            if not (self._pending or self._merged):
+                self.error = ""  # no write follows that would show it
             if content is None:
                 return uses
             uses = resume_usages(uses, content)
@@ -168,13 +171,13 @@ class UsageRecorder:
             )
         self._pending.clear()
         self._merged.clear()
-        self._dropped, self._logged_error, self._last_write_ns = 0, "", self._now.mono_ns
+        self._dropped, self.error, self._last_write_ns = 0, "", self._now.mono_ns
 
     def _log_error(self, error: DrahealthError) -> None:
-        if str(error) != self._logged_error:
+        if str(error) != self.error:
             log.warning(
                 "history: uses of devices not written: %s; they are kept in memory and written later; check "
                 "--state-dir",
                 error,
             )
-        self._logged_error = str(error)
+        self.error = str(error)

@@ -36,6 +36,7 @@ from agent.model.report import (
     SentinelStatus,
     SeverityCount,
     SocketSubscriberCounts,
+    StateFile,
     WrittenNodeCondition,
 )
 from agent.model.snapshot import NativeCoreStats
@@ -137,6 +138,7 @@ def _parts_of(reply: agent_v1.StatusReply) -> PartsStatus:
         SentinelStatus(sent.socket, sent.events, sent.failures, sent.error) if sent.socket else None,
         _nvml_of(reply.nvml) if reply.nvml.period_s else None,
         reply.lost_snapshots,
+        tuple(StateFile(file.name, file.error) for file in reply.files),
     )
 
 

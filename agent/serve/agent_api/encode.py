@@ -116,6 +116,7 @@ def encode_status(status: AgentStatus) -> bytes:
             *((message_field(19, _nvsentinel(parts.nvsentinel)),) if parts.nvsentinel else ()),
             *((message_field(20, _nvml(parts.nvml)),) if parts.nvml else ()),
             optional_int_field(21, parts.lost_snapshots),
+            *(message_field(22, string_field(1, name) + string_field(2, text)) for name, text in parts.files),
         )
     )
 

@@ -499,6 +499,24 @@ class StatusReply(betterproto.Message):
     Number of snapshots that were not recorded, since the recorder's start; absent: none are recorded.
     """
 
+    files: List["StateFile"] = betterproto.message_field(22)
+    """
+    Files that the agent writes, without those that the configuration turns off.
+    """
+
+
+@dataclass(eq=False, repr=False)
+class StateFile(betterproto.Message):
+    name: str = betterproto.string_field(1)
+    """
+    "faults" (GPU faults and the machine's values at start), "history" or "record".
+    """
+
+    error: str = betterproto.string_field(2)
+    """
+    Error of the last write, with the path; empty: it succeeded, or there was none.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class SentinelStatus(betterproto.Message):
