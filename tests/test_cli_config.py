@@ -145,7 +145,7 @@ def test_check_of_a_file_refuses_other_settings(full_config_file, capsys, flags)
     assert main(["config", "check", *flags, str(full_config_file)]) == 64
     captured = capsys.readouterr()
     assert captured.out == ""
-    refusal = f"FILE '{full_config_file}' is checked alone; leave out FILE, or {flags[0]}"
+    refusal = f"FILE '{full_config_file}' needs no settings; leave out FILE, or {flags[0]}"
     assert captured.err == f"drahealth: {refusal}\n"
 
 

@@ -358,6 +358,16 @@ def test_flag_between_positional_arguments_is_accepted(argv, names):
         ),
         (["watch", "/none.sock"], 69, "socket /none.sock: no such socket; is the agent running?"),
         (["watch", "--once", "/none.sock"], 69, "socket /none.sock: no such socket; is the agent running?"),
+        (
+            ["watch", "/none.sock", "--runtime-dir", "/run"],
+            64,
+            "SOCKET '/none.sock' needs no settings; leave out SOCKET, or --runtime-dir",
+        ),
+        (
+            ["record", "/none", "--to", "/none/copy", "--record-dir", "/none"],
+            64,
+            "RECORD '/none' needs no settings; leave out RECORD, or --record-dir",
+        ),
     ],
 )
 def test_error_of_a_verb_decides_the_exit_code(capsys, argv, code, error):

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION
 from agent.cli.output.text import clean
-from agent.cli.subcommand import Subcommand, add_output, add_settings, load_with_origins_of, print_result
+from agent.cli.subcommand import (
+    Subcommand,
+    add_output,
+    add_settings,
+    load_with_origins_of,
+    print_result,
+    refuse_settings,
+)
 from agent.config.config import DEFAULT, SETTINGS, Config, Setting, ValueOriginKind, load_with_origins
 from agent.errors import UsageError
 
@@ -126,9 +133,7 @@ def main(args: Namespace) -> int:
         print(json.dumps(config_schema(), indent=2))
         return 0
     if args.file is not None:
-        given = {"--config": args.config, **vars(args)}
-        if others := [name for name, value in given.items() if name.startswith("--") and value is not None]:
-            raise UsageError(f"FILE {args.file!r} is checked alone; leave out FILE, or {', '.join(others)}")
+        refuse_settings(args, f"FILE {args.file!r}")
         loaded = load_with_origins({}, {}, file=Path(args.file), needs_runtime_dir=False)
     else:
         has_default = os.geteuid() == 0 or bool(os.environ.get("XDG_RUNTIME_DIR"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.output.text import clean, format_count
-from agent.cli.subcommand import Subcommand, add_settings, load_config
+from agent.cli.subcommand import Subcommand, add_settings, load_config, refuse_settings
 from agent.errors import ConfigError, ProbeError, UsageError
 from agent.system.files import absolute_path
 
@@ -46,7 +46,9 @@ def main(args: Namespace) -> int:
     from agent.system.files import make_directory
 
     sources = args.records
-    if not sources:
+    if sources:
+        refuse_settings(args, f"RECORD {str(sources[0])!r}")
+    else:
         directory = load_config(args).record_dir
         if directory is None:
             raise ConfigError(

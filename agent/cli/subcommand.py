@@ -132,6 +132,14 @@ def flags_of(args: Namespace) -> dict[str, object]:
     return {name: value for name, value in vars(args).items() if name.startswith("--") and value is not None}
 
 
+def refuse_settings(args: Namespace, argument: str) -> None:
+    """Raise UsageError if the command line sets what the command does not use with `argument`."""
+    given = {"--config": args.config, **flags_of(args)}
+    if unused := [name for name, value in given.items() if value is not None]:
+        kind = argument.partition(" ")[0]
+        raise UsageError(f"{argument} needs no settings; leave out {kind}, or {', '.join(unused)}")
+
+
 def config_file_of(args: Namespace) -> Path | None:
     """Return the configuration file from ``--config`` or the environment; None if neither names one."""
     path = args.config if args.config is not None else os.environ.get(CONFIG_VARIABLE)

@@ -26,6 +26,7 @@ from agent.cli.subcommand import (
     agent_socket_of,
     exit_of_severities,
     print_result,
+    refuse_settings,
 )
 from agent.errors import AgentUnreachable
 
@@ -52,6 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
+    if args.socket:
+        refuse_settings(args, f"SOCKET {args.socket!r}")
     socket = Path(args.socket) if args.socket else agent_socket_of(args)
     import asyncio
 
