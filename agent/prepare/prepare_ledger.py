@@ -422,14 +422,7 @@ def with_failure(
     Args:
         unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for these devices.
     """
-    verdict = replace(
-        verdict,
-        summary=verdict.summary[:TEXT_MAX],
-        detail=verdict.detail[:TEXT_MAX],
-        advice=verdict.advice[:TEXT_MAX],
-        evidence=tuple(text[:TEXT_MAX] for text in verdict.evidence[:TEXTS_MAX]),
-        devices=tuple(DeviceRef(*map(str, device)) for device in verdict.devices),  # a saved 3 is unreadable
-    )
+    verdict = _as_stored(verdict)
     # a fault whose time is over must not take the place of this one, and then expire
     current = expire_old_faults(ledger.driver_faults, now_wall_s)
     known = add_faults(current, claim.ref, verdict, now_wall_s, unhealthy)
@@ -440,6 +433,18 @@ def with_failure(
         claim.ref, claim.fingerprint, generation, _device_refs(claim), now_wall_s, verdict
     )
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s), verdict
+
+
+def _as_stored(verdict: PrepareVerdict) -> PrepareVerdict:
+    """Return a verdict that the ledger's file can have: with short texts, and names that are texts."""
+    return replace(
+        verdict,
+        summary=verdict.summary[:TEXT_MAX],
+        detail=verdict.detail[:TEXT_MAX],
+        advice=verdict.advice[:TEXT_MAX],
+        evidence=tuple(text[:TEXT_MAX] for text in verdict.evidence[:TEXTS_MAX]),
+        devices=tuple(DeviceRef(*map(str, device)) for device in verdict.devices),  # a saved 3 is unreadable
+    )
 
 
 def with_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:

@@ -224,8 +224,7 @@ def resolve_faults(
     for key, fault in log.faults.items():
         decision = decisions.get(key)
         if fault.resolved or decision is None:
-            # a fault of severity INFO that was resolved a day ago is dropped: if it recurs, it is a new fault
-            if not (fault.resolved and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS):
+            if not _is_old_info(fault, now):
                 faults[key] = fault
             continue
         ends_ns = min(
@@ -238,6 +237,11 @@ def resolve_faults(
         else:
             faults[key] = replace(fault, resolved=now, last_decision=decision)
     return replace(log, faults=faults), min(due, default=None)
+
+
+def _is_old_info(fault: Fault, now: Instant) -> bool:
+    """Return whether a fault is resolved, INFO and a day old; if it recurs, it is a new fault."""
+    return bool(fault.resolved and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS)
 
 
 def _resolution_times(
@@ -328,14 +332,7 @@ def build_checkpoint(
             owners = (gpu.number for gpu in gpus if key.gpu_number in (gpu.number, SHARED))
             of_owners = [signs.get(number, RecoverySigns()) for number in owners]
             saved = _kept_fault(key, fault, decision, uuid, of_owners)
-            if fault.boot_id == log.boot_id:  # a step of the wall clock does not change monotonic times
-                saved = saved._replace(
-                    first_ns=fault.first.mono_ns,
-                    last_ns=fault.last.mono_ns,
-                    healed_ns=fault.resolved.mono_ns if fault.resolved else 0,
-                    bursts_ns=tuple(burst.start.mono_ns for burst in fault.bursts),
-                )
-            kept.append(saved)
+            kept.append(_with_monotonic_times(saved, fault) if fault.boot_id == log.boot_id else saved)
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
     return PersistentState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared, module=module)
@@ -368,6 +365,16 @@ def _kept_fault(
         before_us=fault.before_start,
         action=found[0][0] if uuid and found else 0,
         counters=tuple(chain.from_iterable(values[1:] if uuid else values for values in found)),
+    )
+
+
+def _with_monotonic_times(saved: PersistentFault, fault: Fault) -> PersistentFault:
+    """Return a fault of this boot with its monotonic times, which no step of the wall clock changes."""
+    return saved._replace(
+        first_ns=fault.first.mono_ns,
+        last_ns=fault.last.mono_ns,
+        healed_ns=fault.resolved.mono_ns if fault.resolved else 0,
+        bursts_ns=tuple(burst.start.mono_ns for burst in fault.bursts),
     )
 
 
