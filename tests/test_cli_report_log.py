@@ -3,11 +3,15 @@
 import logging
 import os
 import select
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, TextIO
 
 import pytest
+from agents import short_tmp
 from cli_reports import SHRUNK, device, report
 from patience import PATIENCE_S
 
@@ -23,6 +27,8 @@ from agent.cli.output.log import (
 from agent.cli.output.report_changes import ReportChange
 from agent.model.health import Severity
 from agent.model.reading import SourceSample, SourceState
+
+__all__ = ["short_tmp"]
 
 LOG: Final = logging.getLogger("agent.example")
 
@@ -127,6 +133,32 @@ def test_reports_are_logged_by_level_up_to_close(log):
     log.reports.show(report(device("gpu-0", SHRUNK)))
     assert log.reports.close()
     assert log.read_until("gpu-0").startswith("ERROR gpu-0 Unhealthy mem.hugepages.pool_shrunk: ")
+
+
+def test_reason_of_a_failed_run_is_written_by_a_late_log_thread(short_tmp: Path) -> None:
+    program = """
+import sys, time
+from agent.app import daemon
+from agent.cli.main import main
+from agent.cli.output import log
+from agent.errors import ResourceBusyError
+
+def fail(*_, **__):
+    raise ResourceBusyError("the reason")
+
+def write_late(thread):
+    time.sleep(0.05)  # longer than the agent waits if it ends without an error
+    write(thread)
+
+write, log.ReportLogThread._write = log.ReportLogThread._write, write_late
+daemon.run, log.CLOSE_TIMEOUT_S, log.FAILED_CLOSE_TIMEOUT_S = fail, 0.0, 60.0
+code = main(["run", "--table", "never", "--runtime-dir", sys.argv[1]])
+sys.stderr.flush()
+log.os._exit(code)
+"""
+    command = [sys.executable, "-c", program, str(short_tmp / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (75, "drahealth: the reason\n")
 
 
 @pytest.mark.usefixtures("slow_close")

@@ -60,10 +60,11 @@ def main(args: Namespace) -> int:
     install_log_handler(report_log.queue)
     try:
         daemon.run(config, on_report=report_log.show, load=load, encode_report=encode_report)
-    except BaseException as error:  # through the queue: a failing agent does not wait for the log's reader
-        return report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
-    finally:
-        report_log.close()
+    except BaseException as error:  # through the queue: its reader may be stalled
+        code = report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
+        report_log.close(has_failed=True)
+        return code
+    report_log.close()
     return 0
 
 

@@ -52,6 +52,8 @@ Each object of the report gets at most MAX_LINES lines in it; further changes sh
 
 CLOSE_TIMEOUT_S: Final = 0.5
 """Longest time that closing the log waits for the output [s]: the agent must end within 2 s of its signal."""
+FAILED_CLOSE_TIMEOUT_S: Final = 5.0
+"""The same for an agent that ends with an error [s]: its last line has the only reason of the exit code."""
 
 CHANGE: Final = "report_change"
 """Name of the attribute of a ``logging.LogRecord`` that has the ReportChange which the log line is about."""
@@ -238,8 +240,12 @@ class ReportPrinter(ABC):
             self._report = report
             self._changed.notify()
 
-    def close(self) -> bool:
-        """Print the last report and end the thread. Blocks up to CLOSE_TIMEOUT_S.
+    def close(self, *, has_failed: bool = False) -> bool:
+        """Print the last report and end the thread.
+
+        Args:
+            has_failed: True: the agent ends with an error. Blocks up to FAILED_CLOSE_TIMEOUT_S then,
+                otherwise up to CLOSE_TIMEOUT_S.
 
         Returns:
             True: the thread ended; False: it still waits for a stalled output.
@@ -247,7 +253,7 @@ class ReportPrinter(ABC):
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._thread.join(FAILED_CLOSE_TIMEOUT_S if has_failed else CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
 
     @abstractmethod
