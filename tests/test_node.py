@@ -1,6 +1,7 @@
 """All sources of a node together: their first snapshot and their shutdown. On plain files."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +14,15 @@ from nic_samples import NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
 from wire.serving import eventually
 
+from agent.app import scan
 from agent.config.config import Config
-from agent.engine.step import initial_state, step
+from agent.engine.step import EngineState, initial_state, step
+from agent.health.verdict import STALL_MIN_NS
 from agent.model.machine_samples import NicSample
-from agent.model.reading import SourceState
-from agent.model.time import NS
+from agent.model.reading import SourceState, sources_in_state
+from agent.model.report import Report
+from agent.model.snapshot import Snapshot
+from agent.model.time import NS, Instant
 from agent.node.node_source import NodeSource, engine_settings, open_node_source
 from agent.system.timing import PassTimer, read_clocks
 
@@ -105,6 +110,24 @@ def test_single_scan_does_not_read_declarations(config: Config) -> None:
     eventually(lambda: states(node) != {} and not starting_sources(node), "all have looked")
     assert DECLARED not in states(node)
     assert node.stop(PATIENCE_S) == []
+
+
+def test_scan_in_a_late_process_reports_no_stalled_source(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [1]
+
+    def step_late(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineState, Report]:
+        if late and snapshot.core.passes >= 2:
+            time.sleep(late.pop() + STALL_MIN_NS / NS)  # the snapshot is old then, though no source hangs
+            now = read_clocks()
+        return step(state, snapshot, now)
+
+    monkeypatch.setattr(scan, "step", step_late)
+    monkeypatch.setattr(scan, "LIMIT_S", PATIENCE_S)
+    report = scan.scan_once(config)
+    assert not late
+    assert not list(sources_in_state(report.sources, SourceState.STALLED))
 
 
 async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, config: Config) -> None:

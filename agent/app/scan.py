@@ -8,7 +8,7 @@ from typing import Final
 from agent.config.config import Config
 from agent.engine.step import initial_state, step
 from agent.errors import ProbeError
-from agent.model.reading import GPU_LIBRARY, SourceState
+from agent.model.reading import GPU_LIBRARY, SourceState, sources_in_state
 from agent.model.report import Report
 from agent.model.time import NS
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
@@ -55,8 +55,9 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
         if gpus and gpus.nvml.state is SourceState.STARTING and not gpus.call_ns:  # NVML was not called yet
             deadline = min(time.monotonic(), began_s + NVML_START_LIMIT_S) + LIMIT_S
         state, report = step(state, snapshot, read_clocks())
-        is_host_read = not host.is_alive()
-        if not report.starting and report.core.passes >= 2 and not _awaits_gpu(report) and is_host_read:
+        is_read = report.core.passes >= 2 and not host.is_alive() and not _awaits_gpu(report)
+        # if this thread was late, its snapshot is old although no source hangs; the next one is not
+        if is_read and not report.starting and not any(sources_in_state(report.sources, SourceState.STALLED)):
             return report
     if report is not None and report.core.passes >= 2:
         return report
