@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -455,6 +456,24 @@ async def test_pause_after_a_hastened_call_is_the_usual_one(autojump_clock: Mock
         taint_publisher.update(report("a", "b"), clock())
         await trio.sleep(1000)
     assert driver.calls[1:] == [(published_s + MIN_INTERVAL_S + DEBOUNCE_S, ["a", "b"])]
+
+
+async def test_wait_noticed_after_the_publication_hastens_no_later_call(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core thread is late: it gets to know of the wait when the taints are published already."""
+    driver, late = Driver(), list[Callable[[], object]]()
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(taint_publisher, "_token", SimpleNamespace(run_sync_soon=late.append))
+        taint_publisher.update(report("a"), clock())
+        assert not taint_publisher.wait_published([GPU], 0.0)
+        await trio.sleep(DEBOUNCE_S + 1)
+        [notice] = late
+        notice()
+        taint_publisher.update(report("a", "b"), clock())
+        await trio.sleep(1000)
+    assert driver.calls == [(DEBOUNCE_S, ["a"]), (2 * DEBOUNCE_S + MIN_INTERVAL_S, ["a", "b"])]
 
 
 async def test_wait_without_a_callback_ends_at_once(mock_clock: MockClock) -> None:

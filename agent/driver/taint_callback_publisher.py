@@ -141,10 +141,14 @@ class TaintCallbackPublisher:
                 published.devices.get(device, ()) == current.get(device, ()) for device in devices
             )
 
+        def hasten() -> None:
+            if not is_published():  # otherwise a later, unrelated change would be published without a pause
+                self._urgent.set()
+
         with self._publishing:
             if not is_published() and self._token is not None:
                 with suppress(trio.RunFinishedError):
-                    self._token.run_sync_soon(lambda: self._urgent.set())
+                    self._token.run_sync_soon(hasten)
             return self._publishing.wait_for(is_published, timeout_s)
 
     def update(self, report: Report, now: Instant) -> None:
