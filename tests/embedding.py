@@ -34,6 +34,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DELIVERY_S", "EVALUATION_WAIT_S"):
         monkeypatch.setattr(f"agent.driver.prepare_failure_tracker.{name}", PATIENCE_S)
     monkeypatch.setattr("agent.driver.ledger_writer.MAX_DISK_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("agent.system.threads.worker_threads.SHUTDOWN_S", PATIENCE_S)
 
 
 class BrokenLogHandler(logging.Handler):

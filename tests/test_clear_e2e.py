@@ -89,7 +89,7 @@ def test_cleared_gpu_is_healthy_with_a_record(stage: Stage) -> None:
     login = login_file.read_text() if login_file.exists() else "4294967295"
     uid, login_uid = os.geteuid(), None if login == "4294967295" else int(login)
     by = f"uid {uid} (pid {done.pid}{'' if login_uid is None else f', login uid {login_uid}'})"
-    assert f"gpu-0: fault gpu.xid.79 cleared by {by}" in stage.log()
+    stage.agent.wait_for_log(f"gpu-0: fault gpu.xid.79 cleared by {by}")
     (record,) = explain_device(stage, "gpu-0")["cleared"]
     assert record.pop("at").endswith("Z")
     expected = {"device": "gpu-0", "code": "gpu.xid.79", "uid": uid, "pid": done.pid, "loginUID": login_uid}

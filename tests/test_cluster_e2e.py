@@ -63,12 +63,10 @@ def test_fault_reaches_the_node_its_events_and_nvsentinel(
             eventually(lambda: bool(api.objects_of("events")), "event of the fault")
             (event,) = api.objects_of("events")
             assert event["message"].startswith(f"[mem.hugepages.pool_shrunk] {POOL} is Unhealthy: ")
-            status = agent.status()
-            assert status["cluster"]["isHeld"] is True
-            assert status["cluster"]["error"] == ""
-            assert {"type": "DRADevicesHealthy", "status": "False", "reason": "DevicesUnhealthy"} in status[
-                "cluster"
-            ]["conditions"]
+            wanted = {"type": "DRADevicesHealthy", "status": "False", "reason": "DevicesUnhealthy"}
+            eventually(lambda: wanted in agent.status()["cluster"]["conditions"], "condition in the status")
+            status = agent.status()["cluster"]
+            assert (status["isHeld"], status["error"]) == (True, "")
             eventually(lambda: bool(connector.calls), "events of the devices")
             holder = api.objects_of("leases")[0]["spec"]["holderIdentity"]
             assert agent.end() == 0

@@ -354,7 +354,7 @@ def test_cleared_driver_fault_ends_and_stays_ended(
         assert done.stdout == f"{name}: fault huge.dead cleared\n", done.stderr
         wait_for_health(kubelet, "huge-0", HEALTHY)
         wait_for_message(taints, lambda first: not first.devices[0].taints, "the taint is gone")
-    assert f"{name}: fault huge.dead cleared by uid" in agent.log
+    agent.wait_for_log(f"{name}: fault huge.dead cleared by uid")
     assert driver.check(claim("a", "huge-0"))[0].verdict.code == "", "the failure is no longer cached"
     # an agent that ends waits less than two seconds for the disk
     eventually(lambda: driver.ledger.read_text() != uncleared, "the clear is saved")

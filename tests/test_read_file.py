@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from other_user import become_other_user
+from patience import PATIENCE_S
 
 from agent.model.reading import Absence
 from agent.system import files
@@ -88,8 +89,9 @@ def test_input_may_be_a_pipe_or_standard_input(tmp_path: Path, is_named: bool) -
         os.close(reader)
 
 
-def test_input_pipe_is_read_up_to_its_end() -> None:
+def test_input_pipe_is_read_up_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that does not wait for the writer gets no more than the pipe holds, 64 KiB."""
+    monkeypatch.setattr(files, "WRITER_S", PATIENCE_S)
     size = 1 << 20
     with subprocess.Popen(["head", "-c", str(size), "/dev/zero"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -97,7 +99,8 @@ def test_input_pipe_is_read_up_to_its_end() -> None:
         assert len(read_bounded(path, size, is_input=True).data) == size
 
 
-def test_input_pipe_whose_writer_comes_later_is_read(tmp_path: Path) -> None:
+def test_input_pipe_whose_writer_comes_later_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WRITER_S", PATIENCE_S)
     os.mkfifo(tmp_path / "pods")
     with subprocess.Popen(["sh", "-c", f"echo objects >{tmp_path}/pods"]):
         assert read_bounded(tmp_path / "pods", LIMIT, is_input=True).data == b"objects\n"

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,8 +167,12 @@ def test_manager_that_does_not_read_does_not_block_the_notifier(
     capacity = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 1
     for _ in range(capacity + 10):
         notifier.watchdog()
-    assert [manager.next_message() for _ in range(capacity)] == [b"WATCHDOG=1"] * capacity
-    assert manager.has_no_message(), "the socket was never full"
+    manager.socket.setblocking(False)
+    received = 0  # less than the queue's length where the sender's buffer is full before, as under systemd
+    with suppress(BlockingIOError):
+        while manager.next_message() == b"WATCHDOG=1":
+            received += 1
+    assert 0 < received < capacity + 10, "the socket was never full"
     notifier.stopping()  # the socket has room again
     manager.socket.settimeout(PATIENCE_S)
     assert manager.next_message() == b"STOPPING=1"

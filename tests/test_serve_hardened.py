@@ -493,7 +493,7 @@ def client_with_stream(path: Path) -> RawClient:
 
 
 def test_idle_connection_is_closed_after_its_time(agent_server: Serving, monkeypatch) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(server, "HANDSHAKE_S", 5.0)
     monkeypatch.setattr(server, "IDLE_S", 0.05)
     with RawClient(agent_server.health) as idle, client_with_stream(agent_server.health) as client:
         _, payload = idle.next_of(GOAWAY, 0)

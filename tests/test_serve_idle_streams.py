@@ -19,6 +19,7 @@ from wire.serving import DRIVER, Serving, at, connections, device, eventually
 
 from agent.model.health import DeviceHealth
 from agent.native.idle_streams import MESSAGE_LIMIT, IdleStreamRow, IdleStreamTable, SentToStream
+from agent.serve.grpc import hardened
 from agent.serve.grpc.hardened import message_frames
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.service import HealthService
@@ -394,7 +395,10 @@ def publish_until_cut(agent_server: Serving) -> int:
     return second
 
 
-def test_goaway_follows_the_rest_of_a_cut_frame(agent_server: Serving) -> None:
+def test_goaway_follows_the_rest_of_a_cut_frame(
+    agent_server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardened, "GRACE_S", PATIENCE_S)  # the reader may be slow
     with subscriber(agent_server) as (_, lists):
         with stopped_loop(agent_server) as loop:
             loop.call_soon_threadsafe(connection(agent_server).send_goaway)

@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 from wire.claims import DRIVER, DriverInstance
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
-from wire.serving import current_report, device, eventually, fail_once, remove_tree
+from wire.serving import current_report, device, eventually, fail_once, is_served, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
@@ -255,6 +255,7 @@ def test_removed_registration_socket_is_created_again(driver_instance: DriverIns
     eventually(
         lambda: inode(driver_instance.paths.registration) not in {None, before}, "the socket is created again"
     )
+    eventually(lambda: is_served(driver_instance.paths.registration), "it is served")
     with Kubelet(driver_instance.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
@@ -264,7 +265,7 @@ def test_removed_service_socket_returns_and_streams_continue(driver_instance: Dr
         driver_instance.latest.publish(current_report([device("a")]))
         assert names(watcher.next()) == ["a"]
         driver_instance.paths.service.unlink()
-        eventually(driver_instance.paths.service.exists, "the socket is created again")
+        eventually(lambda: is_served(driver_instance.paths.service), "the socket is created again")
         with Kubelet(driver_instance.paths.service) as kubelet:
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         driver_instance.latest.publish(current_report([device("a", verified=2)]))
@@ -287,7 +288,7 @@ def test_driver_returns_after_kubelet_directory_is_recreated(
 ) -> None:
     for directory in ("plugins", "plugins_registry"):
         remove_tree(kubelet_dir / directory)
-    eventually(driver_instance.paths.service.exists, "the service socket is created again")
+    eventually(lambda: is_served(driver_instance.paths.service), "the service socket is created again")
     assert not driver_instance.paths.registration.exists()
     driver_instance.paths.registry_dir.mkdir()
     eventually(driver_instance.paths.registration.exists, "the registration socket is created again")

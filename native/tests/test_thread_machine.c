@@ -129,6 +129,7 @@ static void test_rescan_after_a_hang_is_not_delayed_by_its_length(void)
 
     fx_fifo(MC "/ce_count");
     fx_must(!pthread_create(&reader, NULL, one_pass, x.m), "pthread_create");
+    EVENTUALLY(fx_threads("test_thread_mac", true) == 1); /* it has opened the FIFO */
     usleep(HANG_NS / 1000);
     fx_release(MC "/ce_count");
     fx_must(!pthread_join(reader, &failed), "pthread_join");

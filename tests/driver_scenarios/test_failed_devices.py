@@ -120,10 +120,10 @@ def test_driver_reported_fault_holds_until_the_next_prepare(node: Node, failing_
     node.fate(it=["broken", "thing-0", "bank 3 is dark"])
     it = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
     node.wait_event(it, "it", EVENT_TEXT, times=3)
+    node.fate()  # of the driver, which is not asked again until the fault ends
     other = node.run_and_wait("other", Ask("other", {"r": "thing-0"}), driver=SICK)
     node.wait_healthy("thing-0", driver=SICK)
     node.wait_resources(other, [("Healthy", "")])
-    node.fate()
     node.kubelet.wait_running(it)
     assert [record["claim"] for record in failing_driver.records("prepare")] == ["it", "other", "it"]
 
