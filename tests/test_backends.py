@@ -1,4 +1,4 @@
-"""Comparison of two readers of the same GPUs: native core and pynvml."""
+"""Comparison of two readers of the same GPUs: C core and pynvml."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_agreeing_readers_have_no_differences():
     check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
     assert not check.differs
     assert render_check(check, PLAIN) == (
-        f"  backends  2 readings of native core and pynvml agree, 0 differ, 0 changed in between, "
+        f"  backends  2 readings of C core and pynvml agree, 0 differ, 0 changed in between, "
         f"{2 * len(GpuField) - 2} cannot be read by either\n"
     )
 
@@ -189,7 +189,7 @@ def test_gpu_without_uuid_is_matched_by_its_index():
 def test_gpu_seen_by_one_reader_only_is_a_difference():
     seen = native(gpu(0, temp=40))
     check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
-    assert check.problems == ("GPU-1: not found by the native core",)
+    assert check.problems == ("GPU-1: not found by the C core",)
     seen = native(gpu(0, temp=40), replace(gpu(1), uuid=""))
     check = compare_gpus(seen, [reference_reader(0, temp=40)], seen)
     assert check.problems == ("GPU 1: not found by pynvml",)
@@ -198,10 +198,10 @@ def test_gpu_seen_by_one_reader_only_is_a_difference():
 
 def test_nvml_unusable_for_one_reader_is_a_difference():
     absent = native(state=SourceState.ABSENT, detail="no library")
-    assert compare_gpus(absent, [], absent).problems == ("only pynvml can use NVML; native core: no library",)
+    assert compare_gpus(absent, [], absent).problems == ("only pynvml can use NVML; C core: no library",)
     seen = native(gpu(0))
     assert compare_gpus(seen, "no library", seen).problems == (
-        "only the native core can use NVML; pynvml: no library",
+        "only the C core can use NVML; pynvml: no library",
     )
 
 
@@ -410,14 +410,14 @@ def test_lost_gpu_is_lost_to_both_readers(tmp_path):
 
 
 def test_field_that_differs_between_readers_exits_3(tmp_path):
-    """The native core reads by field id, pynvml by function; here the driver answers only one of the two."""
+    """The C core reads by field id, pynvml by function; here the driver answers only one of the two."""
     fake = fake_nvml(tmp_path, "profile h100", "gpu 0 fail nvmlDeviceGetRemappedRows 999")
     code, document = scan(fake, "--backend", "both")
     differing = [field["field"] for field in document["backends"]["fields"]]
     assert differing == ["remap_correctable", "remap_uncorrectable", "remap_pending", "remap_failure"]
     assert document["backends"]["fields"][0]["pynvml"] == "unknown (999)"
     assert code == 3
-    line = "unknown: pynvml and the native core read different values from a GPU\n"
+    line = "unknown: pynvml and the C core read different values from a GPU\n"
     assert scan_text(fake, "--backend", "both", "--exit-style", "npd") == (2, line)
 
 

@@ -62,7 +62,7 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.driver.init, gpu.driver.mismatch
     (INIT, gpu_view(), OK),
     (INIT, failing_library(18), OK),
-    # a code of the native core, not of NVML: more GPUs than it monitors
+    # a code of the C core, not of NVML: more GPUs than it monitors
     (INIT, failing_library(-4100), OK),
     (INIT, failing_library(9), init_finding("DRIVER_NOT_LOADED (9)", LOAD)),
     (INIT, failing_library(13), init_finding("FUNCTION_NOT_FOUND (13)")),

@@ -142,13 +142,13 @@ def npd_line(
     Args:
         devices: Devices of the report.
         unlisted: Names of the sources whose devices are missing.
-        readers_differ: Whether pynvml and the native core read different values from a GPU.
+        readers_differ: Whether pynvml and the C core read different values from a GPU.
     """
     if all(device.severity < Severity.UNKNOWN for device in devices):
         if unlisted:
             return f"unknown: {_missing_text(unlisted)}"
         if readers_differ:
-            return "unknown: pynvml and the native core read different values from a GPU"
+            return "unknown: pynvml and the C core read different values from a GPU"
     if not devices:
         return "no device was found"
     for severity in (Severity.UNHEALTHY, Severity.UNKNOWN):
@@ -170,12 +170,12 @@ def _show_pynvml(config: Config, args: Namespace) -> int:
 
 # --- comparison with pynvml ---------------------------------------------------------------------------------
 #
-# The native core is the agent's C code. It reads each field before and after pynvml. A value of pynvml agrees
-# if it lies between the two values of the native core. Otherwise the readers differ. If the value of a field
+# The C core reads each field before and after pynvml. A value of pynvml agrees
+# if it lies between the two values of the C core. Otherwise the readers differ. If the value of a field
 # changes all the time, both readers read the field once more. If a value has changed, the field has moved; if
 # none has, the readers differ.
 #
-# Either reader may hang in the NVIDIA driver. If the native core hangs, pynvml is not called. If pynvml
+# Either reader may hang in the NVIDIA driver. If the C core hangs, pynvml is not called. If pynvml
 # hangs, its thread is abandoned.
 
 PERIOD_NS: Final = NS // 10
@@ -206,19 +206,19 @@ CHANGING_FIELDS: Final = frozenset(
 
 
 class FieldAgreement(StrEnum):
-    """Result of comparing one field's value from pynvml with those from the native core."""
+    """Result of comparing one field's value from pynvml with those from the C core."""
 
     AGREES = "agrees"
     UNREAD = "unread"
-    """Neither the native core nor pynvml could read the field."""
+    """Neither the C core nor pynvml could read the field."""
     MOVED = "moved"
-    """The values of native core and pynvml differ, but the field changed while they were read."""
+    """The values of C core and pynvml differ, but the field changed while they were read."""
     DIFFERS = "differs"
-    """The values of native core and pynvml contradict each other: one of them is wrong."""
+    """The values of C core and pynvml contradict each other: one of them is wrong."""
 
 
 class FieldComparison(NamedTuple):
-    """Values of one GPU field from the native core and pynvml, and whether they agree."""
+    """Values of one GPU field from the C core and pynvml, and whether they agree."""
 
     gpu: str
     """UUID of the GPU, or ``GPU <index>`` if it reports none."""
@@ -239,7 +239,7 @@ class FieldComparison(NamedTuple):
 
 
 class GpuReaderComparison(NamedTuple):
-    """Result of comparing what the native core and pynvml read from all GPUs."""
+    """Result of comparing what the C core and pynvml read from all GPUs."""
 
     comparisons: tuple[FieldComparison, ...] = ()
     problems: tuple[str, ...] = ()
@@ -249,7 +249,7 @@ class GpuReaderComparison(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """True: native core and pynvml contradict each other about a field, the GPUs or NVML."""
+        """True: C core and pynvml contradict each other about a field, the GPUs or NVML."""
         return bool(self.problems) or any(
             comparison.agreement is FieldAgreement.DIFFERS for comparison in self.comparisons
         )
@@ -258,17 +258,17 @@ class GpuReaderComparison(NamedTuple):
 def compare_gpus(
     before: NvmlSample, pynvml: Sequence[ReferenceGpu] | str, after: NvmlSample
 ) -> GpuReaderComparison:
-    """Compare what the native core read `before` and `after` pynvml with what pynvml read.
+    """Compare what the C core read `before` and `after` pynvml with what pynvml read.
 
     `pynvml` is the error text if it could read nothing.
     """
     if isinstance(pynvml, str):
         if after.nvml.state is SourceState.OK:
-            return GpuReaderComparison(problems=(f"only the native core can use NVML; pynvml: {pynvml}",))
+            return GpuReaderComparison(problems=(f"only the C core can use NVML; pynvml: {pynvml}",))
         return GpuReaderComparison(not_compared_reason=f"neither can use NVML: {pynvml}")
     if after.nvml.state is not SourceState.OK:
         why = after.nvml.detail or after.nvml.state
-        return GpuReaderComparison(problems=(f"only pynvml can use NVML; native core: {why}",))
+        return GpuReaderComparison(problems=(f"only pynvml can use NVML; C core: {why}",))
     unmatched = {sample.index: sample for sample in after.gpus}
     earlier = {sample.index: sample for sample in before.gpus}
     comparisons: list[FieldComparison] = []
@@ -278,7 +278,7 @@ def compare_gpus(
         same = (s for s in unmatched.values() if (s.uuid == gpu.uuid if gpu.uuid else s.index == index))
         sample = next(same, None)
         if sample is None:
-            problems.append(f"{name}: not found by the native core")
+            problems.append(f"{name}: not found by the C core")
             continue
         del unmatched[sample.index]
         comparisons += _compare_gpu(name, earlier.get(sample.index, sample), gpu, sample)
@@ -297,7 +297,7 @@ def _compare_gpu(
 
 
 def compare_readings(field: GpuField, before: Reading, other: FieldValue, after: Reading) -> FieldAgreement:
-    """Compare pynvml's reading `other` of a field with the native core's readings before and after it."""
+    """Compare pynvml's reading `other` of a field with the C core's readings before and after it."""
     native = [value for value in (before, after) if not isinstance(value, Missing)]
     if not isinstance(other, int):
         # If one of the native readings failed, the field appeared or went away in between.
@@ -312,7 +312,7 @@ def compare_readings(field: GpuField, before: Reading, other: FieldValue, after:
 def confirm_moved(check: GpuReaderComparison, again: GpuReaderComparison) -> GpuReaderComparison:
     """Return `check`, with MOVED replaced by DIFFERS for each field that is constant in `again`.
 
-    A field has moved only if a value of the native core or of pynvml has changed. Two constant values that
+    A field has moved only if a value of the C core or of pynvml has changed. Two constant values that
     differ are a contradiction between the readers.
     """
     second = {(comparison.gpu, comparison.field): comparison for comparison in again.comparisons}
@@ -349,12 +349,12 @@ def read_pynvml(config: Config) -> list[ReferenceGpu]:
 
 
 def cross_check(config: Config) -> GpuReaderComparison:
-    """Read the GPUs with the native core, pynvml and the native core again, and compare the readings.
+    """Read the GPUs with the C core, pynvml and the C core again, and compare the readings.
 
-    If values changed between the readings, pynvml and the native core read once more.
+    If values changed between the readings, pynvml and the C core read once more.
 
     Raises:
-        ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
+        ProbeError: The C core cannot be started, or reads nothing within LIMIT_S.
     """
     from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 
@@ -403,7 +403,7 @@ def _read_pynvml_or_error(config: Config) -> list[ReferenceGpu] | str:
 
 
 def _read_native(gpus: GpuWatch, wake_fd: int, deadline_ns: int, before: NvmlSample | None) -> NvmlSample:
-    """Return the readings of the native core (the agent's C code).
+    """Return the readings of the C core.
 
     Block until each GPU was read again after `before`, or until LIMIT_S has passed.
     """
@@ -414,7 +414,7 @@ def _read_native(gpus: GpuWatch, wake_fd: int, deadline_ns: int, before: NvmlSam
             return read
         if time.monotonic() > deadline:
             if read is None:
-                raise ProbeError(f"native core: no GPU was read within {LIMIT_S:g} s; NVML hangs")
+                raise ProbeError(f"C core: no GPU was read within {LIMIT_S:g} s; NVML hangs")
             return read
         select.select([wake_fd], [], [], PERIOD_NS / NS / 5)
         with suppress(BlockingIOError):
@@ -436,7 +436,7 @@ def _is_complete(read: NvmlSample, before: NvmlSample | None, deadline_ns: int) 
 def _hangs(read: NvmlSample | GpuSample, deadline_ns: int) -> bool:
     """Return whether the NVML call in progress, if any, misses its deadline."""
     if not read.call or (isinstance(read, GpuSample) and not read.overdue):
-        return False  # the native core gives a call that opens a GPU more time
+        return False  # the C core gives a call that opens a GPU more time
     return time.monotonic_ns() - read.call_ns >= deadline_ns
 
 
@@ -527,7 +527,7 @@ def render_check(check: GpuReaderComparison, style: TextStyle) -> str:
         ListEntry(
             "backends",
             check.not_compared_reason
-            or f"{format_count(counts[FieldAgreement.AGREES], 'reading')} of native core and pynvml agree, "
+            or f"{format_count(counts[FieldAgreement.AGREES], 'reading')} of C core and pynvml agree, "
             f"{counts[FieldAgreement.DIFFERS]} differ, {counts[FieldAgreement.MOVED]} changed in between, "
             f"{counts[FieldAgreement.UNREAD]} cannot be read by either",
         )
@@ -598,7 +598,7 @@ VERB = Subcommand(
         "Reads the node twice, 250 ms apart, and shows the health of every device. Exits with 0 if all are "
         "healthy, 1 if the worst is degraded, 2 if it is unhealthy, 3 if it is unknown. Rules that need a "
         "longer history are listed as not evaluated. With --backend both, also exits with 3 if pynvml and "
-        "the native core read different values from a GPU."
+        "the C core read different values from a GPU."
     ),
     examples=(
         ("drahealth scan", "every device, and what to do about those that are not healthy"),

@@ -89,7 +89,7 @@ It counts towards the memory limit of the systemd unit.
 RECORD_MAX: Final = 1 << 40
 """Upper limit of the size of a record of snapshots [bytes]."""
 GPUS_MAX: Final = 32
-"""Largest number of GPUs that the native core watches."""
+"""Largest number of GPUs that the C core watches."""
 
 
 class Setting(NamedTuple):

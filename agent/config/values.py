@@ -31,7 +31,7 @@ UNITS: Final = {"h": HOUR, "m": 60 * S, "s": S, "ms": MS, "us": 1000, "ns": 1}
 
 DRIVERS_MAX: Final = 64
 """Largest number of DRA drivers: each has a socket, and all sockets share the agent's descriptors."""
-ROOT_BYTES: Final = 200  # size of a root in the native core's options
+ROOT_BYTES: Final = 200  # size of a root in the C core's options
 LIBRARY_BYTES: Final = 4000  # size of the library's name there
 XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
 SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
@@ -327,7 +327,7 @@ def check_listen_addresses(addresses: tuple[ListenAddress, ...]) -> None:
 def check_path_length(path: Path | str) -> None:
     """Check the length of a path of sysfs, procfs, cgroupfs or kmsg.
 
-    The path must fit into the options of the native core (the agent's C code).
+    The path must fit into the options of the C core.
     """
     if (size := len(os.fsencode(path))) > ROOT_BYTES:
         raise ValueError(f"path {str(path)!r} is {size} bytes long, limit {ROOT_BYTES}; use a shorter path")
@@ -347,7 +347,7 @@ def check_hugepage_pools(pools: dict[str, int]) -> None:
 
 
 def check_library_length(name: str) -> None:
-    """Check that a library's name fits into the options of the native core (the agent's C code)."""
+    """Check that a library's name fits into the options of the C core."""
     if (size := len(os.fsencode(name))) > LIBRARY_BYTES:
         raise ValueError(
             f"library {name[:40]!r}... is {size} bytes long, limit {LIBRARY_BYTES}; use a shorter path"

@@ -330,7 +330,7 @@ def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
 
 
 def lowest_limit(overrides: Iterable[RuleOverride], code: str, limit: int) -> int:
-    """Return the growth of a rule's counter at which the native core must wake the engine.
+    """Return the growth of a rule's counter at which the C core must wake the engine.
 
     The result is the lowest of ``limit`` and the limits that operators set.
 

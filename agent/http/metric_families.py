@@ -399,15 +399,15 @@ WRITES_FAILED: Final = _gauge(
     "3",
     "file",
 )
-CORE_PASSES: Final = _counter("core_passes", "Finished passes of the native core.")
-CORE_WAKES: Final = _counter("core_wakes", "Times that the native core woke the engine loop.")
-CORE_READS: Final = _counter("core_reads", "File reads of the native core.")
-CORE_OPENS: Final = _counter("core_opens", "Files opened by the native core.")
+CORE_PASSES: Final = _counter("core_passes", "Finished passes of the C core.")
+CORE_WAKES: Final = _counter("core_wakes", "Times that the C core woke the engine loop.")
+CORE_READS: Final = _counter("core_reads", "File reads of the C core.")
+CORE_OPENS: Final = _counter("core_opens", "Files opened by the C core.")
 CORE_OVERFLOWS: Final = _counter("core_inotify_overflows", "Overflows of the kernel's inotify queue.")
-CORE_DESCRIPTORS: Final = _gauge("core_descriptors", "Open file descriptors of the native core.")
-CORE_WATCHES: Final = _gauge("core_inotify_watches", "inotify watches of the native core.")
+CORE_DESCRIPTORS: Final = _gauge("core_descriptors", "Open file descriptors of the C core.")
+CORE_WATCHES: Final = _gauge("core_inotify_watches", "inotify watches of the C core.")
 CORE_MEMORY: Final = _gauge(
-    "core_kernel_memory_bytes", "Kernel memory of the native core's descriptors and watches, estimated."
+    "core_kernel_memory_bytes", "Kernel memory of the C core's descriptors and watches, estimated."
 )
 CGROUPS: Final = _gauge("cgroups_watched", "Watched cgroups of pods and containers.")
 CGROUPS_DROPPED: Final = _gauge("cgroups_dropped", "Cgroups that are not watched because of max-groups.")

@@ -1,6 +1,6 @@
-"""Samples of GPUs: readings from NVML (through the native core, a C library), sysfs and procfs.
+"""Samples of GPUs: readings from NVML (through the C core), sysfs and procfs.
 
-The module also has the wake conditions: changes of readings at which the native core wakes the engine loop.
+The module also has the wake conditions: changes of readings at which the C core wakes the engine loop.
 The health rules define these conditions.
 """
 
@@ -57,7 +57,7 @@ Older drivers return INVALID_ARGUMENT and ARGUMENT_MISMATCH for newer field ids 
 class GpuField(StrEnum):
     """Kind of reading of a GPU.
 
-    The values are the names in the native core (C library). ``drahealth.h`` lists the NVML source of each
+    The values are the names in the C core. ``drahealth.h`` lists the NVML source of each
     reading.
     """
 
@@ -144,7 +144,7 @@ class GpuField(StrEnum):
 
 
 class GpuEvent(IntFlag):
-    """NVML event types that the native core (C library) counts."""
+    """NVML event types that the C core counts."""
 
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
@@ -233,7 +233,7 @@ class GpuSample:
     migs: tuple[MigSample, ...] = ()
     events: Mapping[GpuEvent, EventCount] = field(default_factory=dict)
     event_mask: int = 0
-    """NVML event types that the native core has registered for on this GPU, as a bit set."""
+    """NVML event types that the C core has registered for on this GPU, as a bit set."""
     xids: tuple[XidCount, ...] = ()
     xids_forgotten: int = 0
     """Number of oldest ``xids`` that were dropped for lack of room."""
@@ -315,10 +315,10 @@ class GpuOsSample:
 
 
 class SamplerField(Enum):
-    """Reading of the machine that the native core (C library) can watch for changes.
+    """Reading of the machine that the C core can watch for changes.
 
     In the names, NODE means a NUMA node, POOL a hugepage pool, and GROUP a cgroup. The names are those of the
-    native core.
+    C core.
     """
 
     CPU_ONLINE = auto()
@@ -347,7 +347,7 @@ class SamplerField(Enum):
 
 
 class WakeCondition(NamedTuple):
-    """Condition at which the native core wakes the engine loop: a change of the reading ``field``.
+    """Condition at which the C core wakes the engine loop: a change of the reading ``field``.
 
     If a threshold is set, the reading must grow by the threshold within the window. A reading that becomes
     readable or unreadable always wakes the engine loop.
@@ -361,7 +361,7 @@ class WakeCondition(NamedTuple):
 class GpuWakeMode(Enum):
     """Kind of change of a GPU reading that wakes the engine loop.
 
-    The names are those of the native core (C library).
+    The names are those of the C core.
     """
 
     CHANGE = auto()

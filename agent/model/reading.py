@@ -16,7 +16,7 @@ NATIVE_CORE_ERRORS: Final = {
     -4097: "text cannot be parsed",  # DH_EPARSE
     -4099: "more data than the buffer holds",  # DH_EFULL
 }
-"""Text of each error code that the native core (the C core) defines itself."""
+"""Text of each error code that the C core defines itself."""
 
 
 def error_text(code: int) -> str:
@@ -25,9 +25,9 @@ def error_text(code: int) -> str:
 
 
 def return_code_text(code: int) -> str:
-    """Return the text of a negative return code of the native core (C library).
+    """Return the text of a negative return code of the C core.
 
-    The code is -errno, or a code that the native core defines.
+    The code is -errno, or a code that the C core defines.
     """
     return error_text(code if code <= max(NATIVE_CORE_ERRORS) else -code)
 
@@ -50,7 +50,7 @@ class Missing:
 
     absence: Absence
     errno: int = 0
-    """errno of the failed read; 0: unknown; negative: a code of the native core."""
+    """errno of the failed read; 0: unknown; negative: a code of the C core."""
 
     def __str__(self) -> str:
         return error_text(self.errno) if self.errno else str(self.absence)

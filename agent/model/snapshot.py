@@ -112,22 +112,22 @@ class CgroupSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NativeCoreStats:
-    """Counters of the native core (C library): its file reads, its wake-ups of the engine loop, and the
+class CoreStats:
+    """Counters of the C core: its file reads, its wake-ups of the engine loop, and the
     resources that it uses."""
 
     passes: int = 0
     """Number of passes over all watched files that have finished."""
     wakes: int = 0
-    """Number of times the native core woke the engine loop."""
+    """Number of times the C core woke the engine loop."""
     reads: int = 0
-    """Number of file reads since the start of the native core."""
+    """Number of file reads since the start of the C core."""
     opens: int = 0
-    """Number of files opened since the start of the native core."""
+    """Number of files opened since the start of the C core."""
     descriptors: int = 0
-    """Number of file descriptors that the native core has open."""
+    """Number of file descriptors that the C core has open."""
     watches: int = 0
-    """Number of inotify watches that the native core has."""
+    """Number of inotify watches that the C core has."""
     kernel_bytes: int = 0
     """Estimated kernel memory that the descriptors and watches use."""
     groups_dropped: int = 0
@@ -151,7 +151,7 @@ class Snapshot:
     pools: tuple[HugepagePoolSample, ...] = ()
     groups: tuple[CgroupSample, ...] = ()
     sources: tuple[SourceSample, ...] = ()
-    core: NativeCoreStats = field(default_factory=NativeCoreStats)
+    core: CoreStats = field(default_factory=CoreStats)
     gpus: NvmlSample | None = None
     """State of NVML and the GPUs; None: GPU monitoring is off."""
     host: GpuOsSample = field(default_factory=GpuOsSample)

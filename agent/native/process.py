@@ -1,4 +1,4 @@
-"""Calls of the native core: start of a command in a child process, and control of this process's heap.
+"""Calls of the C core: start of a command in a child process, and control of this process's heap.
 
 A command gets its own user, cgroup and descriptors. ``subprocess`` cannot put a child into a cgroup before it
 runs, except through Python code between fork and exec, which can deadlock in a process with threads.

@@ -169,7 +169,7 @@ How many faults of nodes drahealth and other detectors find, and how many false 
 of rules, and for operators who want to know which faults are missed.""".splitlines()
 _INTRODUCTION: Final = """\
 Each has its source, its kernel log lines, and the verdicts that are right by that source. The command
-`python -m agent.scoreboard` lets each happen on a simulated node: the native core reads the lines, and the
+`python -m agent.scoreboard` lets each happen on a simulated node: the C core reads the lines, and the
 agent's rules evaluate them. The other detectors are applied as their published patterns and tables state;
 they may find more from other sources than the kernel log.""".splitlines()
 _EXPLANATION: Final = """\

@@ -115,7 +115,7 @@ def _loaded_library(library: str) -> Iterator[NvmlSession]:
     try:
         yield NvmlSession(pynvml)
     finally:
-        # A library that stays loaded is the old driver's after an upgrade: the native core would get it again
+        # A library that stays loaded is the old driver's after an upgrade: the C core would get it again
         # and fail with a version mismatch until the agent is restarted.
         pynvml.nvmlLib = None
         pynvml._nvmlGetFunctionPointer_cache.clear()

@@ -1,5 +1,5 @@
 /*
- * drahealth.h - the native core's interface, as the compiler and cffi both read it.
+ * drahealth.h - the C core's interface, as the compiler and cffi both read it.
  *
  * Everything between the two "cffi" marks is plain C that cffi's parser understands: integer macros, enums,
  * structs of fixed-width members without pointers, and functions.

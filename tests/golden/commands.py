@@ -35,7 +35,7 @@ POD: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
 AGENT: Final = "/drahealth.v1.Agent"
 HEALTH: Final = "/v1.DRAResourceHealth/NodeWatchResources"
 SCAN_CLOCK: Final = frozenset({"at", "since", "lastRead", "lastVerified"})
-"""Keys of a scan's times: the native core stamps them, or a process of its own."""
+"""Keys of a scan's times: the C core stamps them, or a process of its own."""
 
 LOST_CLOCK: Final = SCAN_CLOCK | {"failures"}
 """Volatile keys of a scan with a lost GPU: the core counts its failed reads until the scan ends."""

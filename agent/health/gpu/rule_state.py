@@ -1,7 +1,7 @@
 """State that the GPU rules compare readings with (features seen, counter windows, MIG instances).
 
 The module also makes the rules' input for each GPU, and has the catalog of all rules for GPU readings and the
-list of readings that the rules need from the native core. The state of faults such as XIDs is in
+list of readings that the rules need from the C core. The state of faults such as XIDs is in
 agent.health.gpu.faults.fault_log.
 
 GPUs have stable numbers, as in ``gpu-3``: unchanged by restarts, driver reloads and the loss of other GPUs.
@@ -191,7 +191,7 @@ def counter_windows_s(limits: GpuLimits) -> Mapping[GpuField, int]:
 
 def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCondition:
     """Return a wake condition that covers two wake conditions of the same GPU field. A wake condition is a
-    change of the field for which the native core wakes the evaluation engine."""
+    change of the field for which the C core wakes the evaluation engine."""
     if first == second:
         return first
     if first.mode is second.mode is GpuWakeMode.BITS:
@@ -200,7 +200,7 @@ def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCo
 
 
 def gpu_wakes(limits: GpuLimits, overrides: tuple[RuleOverride, ...] = ()) -> tuple[GpuWakeCondition, ...]:
-    """Return the changes of GPU fields for which the native core must wake the engine, at most one per field.
+    """Return the changes of GPU fields for which the C core must wake the engine, at most one per field.
 
     The engine evaluates the rules. A counter wakes the engine only when its growth reaches a limit: the limit
     of the counter's rule, or a lower limit that the operator sets for some GPU (``overrides``).

@@ -3,7 +3,7 @@
 A latched fault is reported once, such as an XID, and kept until it is resolved. The module also has the cache
 of verdicts on GPUs: a GPU without faults is evaluated again only if it has changed.
 
-The native core counts the passes (readings) of a GPU that wake the engine. If another source wakes the
+The C core counts the passes (readings) of a GPU that wake the engine. If another source wakes the
 engine, the results of GPUs without such passes are reused. Readings that wake nothing, such as a temperature
 below its limit, count at the next full evaluation, which is at most one heartbeat later.
 """
@@ -181,7 +181,7 @@ _status: Final = attrgetter("status")
 _call: Final = attrgetter("call")
 _numbered_readings: Final = attrgetter("index", "uuid", "changes", "event_mask", "events", "xids")
 _visible_readings: Final = attrgetter("uuid", "changes", "event_mask", "events", "xids")
-"""Function that returns a GPU's UUID and the native core's counts of its changes, events and XIDs.
+"""Function that returns a GPU's UUID and the C core's counts of its changes, events and XIDs.
 
 If these values are equal, no reading that a rule evaluates has changed.
 """

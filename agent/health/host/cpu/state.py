@@ -269,7 +269,7 @@ def _cpus_by_numa_node(snapshot: Snapshot) -> dict[int, CpuSet]:
 
 def _next_numa_cpus(before: Mapping[int, CpuSet], snapshot: Snapshot) -> Mapping[int, CpuSet]:
     """Return the CPUs of each NUMA node after a snapshot. The kernel lists only the online CPUs of a node.
-    The native core keeps a CPU that goes offline, but not over a restart of the agent."""
+    The C core keeps a CPU that goes offline, but not over a restart of the agent."""
     read = _cpus_by_numa_node(snapshot)
     return {node: before.get(node, 0) | read.get(node, 0) for node in {**before, **read}}
 
