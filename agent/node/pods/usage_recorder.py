@@ -89,7 +89,7 @@ class UsageRecorder:
 
         Returns False if that takes longer than `timeout_s` seconds.
         """
-        thread = DaemonThread(self._write_queued, "dh-recorder")
+        thread = DaemonThread(self._write_queued, "dh-pods-record")
         try:
             thread.start()
         except ThreadStartError:  # here a hung disk would block, but without the write the uses are lost
