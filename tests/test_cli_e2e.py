@@ -240,7 +240,7 @@ def test_run_with_json_log_writes_an_object_per_line(node):
     assert (found["state"], found["severity"], found["level"]) == ("Healthy", "ok", "info")
 
 
-def test_refused_agent_does_not_wait_for_the_log_reader(node, agent):
+def test_refused_agent_ends_with_an_unread_log(node, agent):
     with unread_pipe() as stderr:
         assert (
             subprocess.run(node.run_args(), stderr=stderr, timeout=PATIENCE_S, check=False).returncode == 75

@@ -557,7 +557,6 @@ def test_startup_objects_are_frozen_for_the_garbage_collector(tmp_path: Path) ->
     code = f"""
 import gc, os, signal
 from pathlib import Path
-from typing import Any
 from agent.app import daemon
 from agent.config.config import Config
 
@@ -579,7 +578,6 @@ def test_second_signal_does_not_end_the_agent_while_it_stops(tmp_path: Path, num
     code = f"""
 import os
 from pathlib import Path
-from typing import Any
 from agent.app import daemon
 from agent.config.config import Config
 
@@ -605,7 +603,6 @@ def test_signal_just_before_the_receiver_stops_the_agent(tmp_path: Path) -> None
     code = f"""
 import os, trio
 from pathlib import Path
-from typing import Any
 from agent.app import daemon
 from agent.config.config import Config
 

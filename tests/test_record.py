@@ -22,6 +22,7 @@ from record_size import write_quiet_day
 
 from agent.engine.step import EngineState, StepOutcome, step
 from agent.errors import ProbeError
+from agent.health.gpu.state import GpuVerdictCache
 from agent.model.reading import Absence, Missing
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample
 from agent.model.time import Instant
@@ -444,13 +445,19 @@ def test_disk_with_room_for_a_head_only_keeps_no_empty_segment(
         recorder.record(*short_day[0])
         wait_for(lambda lost=attempt + 1: recorder._lost == lost and not segment_paths(tmp_path))
         assert recorder.error == f"{tmp_path}: No space left on device"
+    state, snapshot, report, use = short_day[0]
+    partial = replace(state, gpu_cache=GpuVerdictCache((0,))), snapshot, replace(report, is_full=False), use
+    times[0] = 300.0
+    recorder.record(*partial)  # cannot begin a segment, so nothing is written
+    wait_for(lambda: recorder._lost == 4)
+    assert recorder.error == f"{tmp_path}: No space left on device"
     monkeypatch.setattr(SegmentWriter, "append", append)
     times[0] = 1000.0
     recorder.record(*short_day[0])
     assert recorder.close(PATIENCE_S)
     assert recorder.error == ""
     (path,) = segment_paths(tmp_path)
-    assert SegmentReader(path).head.lost == 3
+    assert SegmentReader(path).head.lost == 4
     assert count_steps(path) == (1, "")
 
 

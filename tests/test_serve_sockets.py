@@ -52,7 +52,7 @@ def test_directory_mode_is_0750_with_any_umask(tmp_path: Path, umask: int) -> No
 def test_listener_closes_in_a_directory_that_all_users_may_write_to(tmp_path: Path) -> None:
     others = descriptors()
     listener = UnixListener(tmp_path / "a.sock")
-    own = descriptors() - others
+    own = {entry for entry in descriptors() - others if "socket:" in entry[1] or str(tmp_path) in entry[1]}
     assert len(own) >= 2, "the socket and its file"
     tmp_path.chmod(0o777)
     listener.close()

@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from usage_samples import UNREADABLE, checkpoint_map
 
+from agent.errors import DrahealthError
 from agent.model.consumers import ConsumerMap
 from agent.model.device_usage import UsageEndKind
 from agent.model.health import DeviceHealth, Health, Severity
@@ -224,6 +225,25 @@ def test_unusable_directory_is_logged_once_and_uses_are_queued(
     assert agent.recorder.error == ""
     assert [usage.pod.uid for usage in agent.record.ended] == ["p-1"]
     assert [usage.pod.uid for usage in agent.record.running] == ["p-2"]
+
+
+def test_failed_write_of_a_running_use_stays_an_error_and_is_logged_once(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.take(train(1))
+
+    def fail(*_: object, **__: object) -> None:
+        raise DrahealthError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryFile, "write_uses", fail)
+        agent.take(train(1), after_s=300)
+        for _ in range(3):  # also before the next attempt
+            assert agent.recorder.error == "the disk is full"
+            agent.take(train(1), after_s=5)
+    assert len(caplog.records) == 1
+    agent.take(train(1))
+    assert agent.recorder.error == ""
 
 
 def test_error_of_a_file_that_cannot_be_read_ends_without_a_write(agent: Agent, state: Path) -> None:

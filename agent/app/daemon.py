@@ -411,12 +411,13 @@ class Daemon:
         return _Http(view, server, thread)
 
     def _parts_status(self) -> PartsStatus:
+        recorder = self._snapshot_recorder  # a reload may replace it meanwhile
         return PartsStatus(
             config_reload=self._reloader.last,
             cluster=None if self._cluster is None else self._cluster.status,
             nvsentinel=None if self._nvsentinel is None else self._nvsentinel.status,
             nvml=self._node.nvml_costs(),
-            lost_snapshots=None if self._snapshot_recorder is None else self._snapshot_recorder.lost,
+            lost_snapshots=None if recorder is None else recorder.lost,
             files=tuple(self._state_files()),
         )
 
@@ -425,8 +426,8 @@ class Daemon:
         yield StateFile("faults", self._checkpoint.error)
         if self._config.history_rows:
             yield StateFile("history", self._verdict_recorder.error or self._recorder.error)
-        if self._snapshot_recorder is not None:
-            yield StateFile("record", self._snapshot_recorder.error)
+        if (recorder := self._snapshot_recorder) is not None:  # a reload may replace it meanwhile
+            yield StateFile("record", recorder.error)
 
     def _publish(self, report: Report) -> None:
         """Publish a health report, first to drivers' taints and health streams, then to other receivers."""

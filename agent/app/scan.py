@@ -3,6 +3,7 @@
 import select
 import threading
 import time
+from dataclasses import replace
 from typing import Final
 
 from agent.config.config import Config
@@ -55,6 +56,7 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
         if gpus and gpus.nvml.state is SourceState.STARTING and not gpus.call_ns:  # NVML was not called yet
             deadline = min(time.monotonic(), began_s + NVML_START_LIMIT_S) + LIMIT_S
         state, report = step(state, snapshot, read_clocks())
+        state = replace(state, stalled={})  # a scan that was late has no time for three more passes
         is_read = report.core.passes >= 2 and not host.is_alive() and not _awaits_gpu(report)
         # if this thread was late, its snapshot is old although no source hangs; the next one is not
         if is_read and not report.starting and not any(sources_in_state(report.sources, SourceState.STALLED)):

@@ -58,13 +58,14 @@ def main(args: Namespace) -> int:
     lines = log_formatter(config.log_format, journal=is_journal(sys.stderr, os.environ))
     report_log = ReportLogThread(sys.stderr, lines)
     install_log_handler(report_log.queue)
+    has_failed = False
     try:
         daemon.run(config, on_report=report_log.show, load=load, encode_report=encode_report)
     except BaseException as error:  # through the queue: its reader may be stalled
-        code = report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
-        report_log.close(has_failed=True)
-        return code
-    report_log.close()
+        has_failed = isinstance(error, Exception)
+        return report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
+    finally:
+        report_log.close(has_failed=has_failed)
     return 0
 
 

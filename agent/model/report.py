@@ -135,7 +135,7 @@ class StateFile(NamedTuple):
     name: str
     """``faults`` (GPU faults and the machine's values at start), ``history`` or ``record``."""
     error: str = ""
-    """Error of the last write, with the path; empty: it succeeded, or there was none."""
+    """Error of the last write; empty: it succeeded, or there was none."""
 
 
 class PartsStatus(NamedTuple):
@@ -152,7 +152,7 @@ class PartsStatus(NamedTuple):
     lost_snapshots: int | None = None
     """Number of snapshots that were not recorded, since the recorder's start; None: none are recorded."""
     files: tuple[StateFile, ...] = ()
-    """Files that the agent writes; those that the configuration turns off are left out."""
+    """Files of faults, history and record; those that the configuration turns off are left out."""
 
 
 @dataclass(frozen=True, slots=True)

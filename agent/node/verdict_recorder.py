@@ -164,6 +164,7 @@ class VerdictRecorder:
                 self._handle(job, is_last=is_last)
             except Exception:  # a bug here must not stop the next write
                 log.exception("history: changes of verdicts not written: internal error; will retry")
+                self.error = f"history file {self._file.path}: internal error"
                 self._retry_ns = job.now.mono_ns + round(RETRY_S * NS)
             if is_last:
                 return

@@ -258,7 +258,8 @@ class SnapshotRecorder:
                     appended = self._writer.append(steps)
                     written, steps = written + appended, steps[appended:]
             self._delete_old()
-            self.error = ""
+            if self._writer is not None:  # otherwise nothing was written
+                self.error = ""
         except OSError as error:
             self.error = f"{self._directory}: {error.strerror}"
             self._lose(len(queue) - written)

@@ -279,7 +279,7 @@ class GpuFaultWriter:
         with self._writing:
             memory = newest = self._newest
             if memory == self._saved:
-                self.error = ""
+                self._logged_errno, self.error = None, ""
                 return True
             # the next instance of a driver, in a rolling update, has counted its start already
             memory = replace(memory, runs=max(memory.runs, _saved_runs(self._path)))

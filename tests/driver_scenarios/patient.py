@@ -26,7 +26,7 @@ def main() -> None:
     prepare_failure_tracker.DELIVERY_S = PATIENCE_S  # type: ignore[misc]
     plugin.END_S = STOP_S / 2  # type: ignore[misc]
     worker_threads.SHUTDOWN_S = STOP_S / 4  # type: ignore[misc]
-    for stop in (plugin.PluginServer.stop, plugin.PluginServer._stop):
+    for stop in (plugin.PluginServer.stop, plugin.PluginServer.aclose, plugin.PluginServer._stop):
         stop.__defaults__ = (STOP_S,)
     del sys.argv[0]
     if sys.argv[0].endswith(".py"):

@@ -1,6 +1,6 @@
 """The log of ``drahealth run``: lines of text or JSON on standard error, with priorities for the journal.
 
-The rest of the agent only calls ``logging``. No thread of the agent waits for a slow reader of the log.
+The rest of the agent only calls ``logging``. No thread of a running agent waits for a slow reader of the log.
 """
 
 import json
@@ -52,8 +52,11 @@ Each object of the report gets at most MAX_LINES lines in it; further changes sh
 
 CLOSE_TIMEOUT_S: Final = 0.5
 """Longest time that closing the log waits for the output [s]: the agent must end within 2 s of its signal."""
-FAILED_CLOSE_TIMEOUT_S: Final = 5.0
-"""The same for an agent that ends with an error [s]: its last line has the only reason of the exit code."""
+FAILED_CLOSE_TIMEOUT_S: Final = 2.0
+"""The same for an agent that ends with an error [s]: its last line has the only reason of the exit code.
+
+systemd kills an agent that has not ended 5 s after its signal.
+"""
 
 CHANGE: Final = "report_change"
 """Name of the attribute of a ``logging.LogRecord`` that has the ReportChange which the log line is about."""

@@ -145,7 +145,7 @@ class UsageRecorder:
         except DrahealthError as error:
             self._log_error(error)
         else:
-            if not (self._pending or self._merged):
+            if not (self._pending or self._merged or uses.running):
                 self.error = ""  # no write follows that would show it
             if content is None:
                 return uses

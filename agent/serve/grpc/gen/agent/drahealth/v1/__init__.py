@@ -501,7 +501,7 @@ class StatusReply(betterproto.Message):
 
     files: List["StateFile"] = betterproto.message_field(22)
     """
-    Files that the agent writes, without those that the configuration turns off.
+    Files of faults, history and record, without those that the configuration turns off.
     """
 
 
@@ -513,9 +513,7 @@ class StateFile(betterproto.Message):
     """
 
     error: str = betterproto.string_field(2)
-    """
-    Error of the last write, with the path; empty: it succeeded, or there was none.
-    """
+    """Error of the last write; empty: it succeeded, or there was none."""
 
 
 @dataclass(eq=False, repr=False)
