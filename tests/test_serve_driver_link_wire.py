@@ -202,6 +202,8 @@ EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
     ({"errno": message("Errno", number=28, operation=2, path="/cdi/x", text="no space")},
      ErrnoEvidence(28, Operation.CDI, "/cdi/x", "no space")),
     ({"errno": message("Errno", number=28)}, ErrnoEvidence(28, None, "", "No space left on device")),
+    ({"errno": message("Errno", number=30, path="/etc/cdi/x.json", text="read-only")},
+     ErrnoEvidence(30, Operation.CDI, "/etc/cdi/x.json", "read-only")),
     ({"nvml": message("NvmlReturn", code=15, device="gpu-0")}, NvmlCode(15, "gpu-0")),
     ({"grpc": message("GrpcStatus", code=14, message="gone")}, GrpcStatus(14, "gone")),
     ({"http": message("HttpStatus", status=409, reason="Conflict", message="m", kubernetes=True)},

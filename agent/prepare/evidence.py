@@ -59,6 +59,22 @@ def _operation_text(operation: Operation | None) -> str:
     return f" during {operation}" if operation else ""
 
 
+_PATH_OPERATIONS: Final[Mapping[str, Operation]] = {
+    "/etc/cdi/": Operation.CDI,
+    "/run/cdi/": Operation.CDI,
+    "/var/run/cdi/": Operation.CDI,
+    "/sys/fs/cgroup/": Operation.CGROUP,
+    "/sys/": Operation.DEVICE,
+    "/dev/": Operation.DEVICE,
+}
+"""Operation by path prefix of a file; the first match counts."""
+
+
+def operation_of_path(path: str) -> Operation | None:
+    """Return the operation that a file shows, for an error that names none; None: the file shows none."""
+    return next((found for start, found in _PATH_OPERATIONS.items() if f"{path}/".startswith(start)), None)
+
+
 class ErrnoEvidence(NamedTuple):
     """Evidence for the cause of a failed prepare: error number of a failed system call."""
 

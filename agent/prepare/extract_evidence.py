@@ -43,6 +43,7 @@ from agent.prepare.evidence import (
     UnclassifiedException,
     UnreadableCdiFile,
     WrongParameterValue,
+    operation_of_path,
 )
 from agent.prepare.kubelet_message import exception_text
 
@@ -51,16 +52,6 @@ FAILURES_MAX: Final = 64
 CHAIN_LENGTH_MAX: Final = 16
 API_BODY_MAX_BYTES: Final = 65_536
 """Largest answer of the API server that is parsed [bytes]."""
-
-PATH_OPERATIONS: Final[Mapping[str, Operation]] = {
-    "/etc/cdi/": Operation.CDI,
-    "/run/cdi/": Operation.CDI,
-    "/var/run/cdi/": Operation.CDI,
-    "/sys/fs/cgroup/": Operation.CGROUP,
-    "/sys/": Operation.DEVICE,
-    "/dev/": Operation.DEVICE,
-}
-"""Operation by path prefix of the file, if an exception has no recorded one; the first match counts."""
 
 DRIVER_ERROR_CLASSES: Final[tuple[tuple[type[DriverError], ErrorClass], ...]] = (
     (TransientError, ErrorClass.TRANSIENT),
@@ -228,7 +219,7 @@ def _errno(error: BaseException, mark: RecordedOperation | None) -> Evidence | N
         name.decode("utf-8", "replace") if isinstance(name, bytes) else name if isinstance(name, str) else ""
     )
     path = path or (mark.path if mark else "")
-    by_path = next((found for start, found in PATH_OPERATIONS.items() if f"{path}/".startswith(start)), None)
+    by_path = operation_of_path(path)
     marked = recorded_operation(error) is not None or by_path is None
     operation = mark.operation if mark and marked else by_path
     return ErrnoEvidence(number, operation, path, text if isinstance(text, str) else "")

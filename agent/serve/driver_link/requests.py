@@ -23,6 +23,7 @@ from agent.prepare.evidence import (
     HttpStatus,
     NvmlCode,
     OperationTimeout,
+    operation_of_path,
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS
 from agent.prepare.kubelet_message import sanitize
@@ -287,8 +288,9 @@ def _evidence(given: Sequence[FieldValues], field_path: str) -> tuple[Evidence, 
 
 
 def _errno(values: FieldValues, _: str) -> Evidence:
-    number = values["number"]
-    return ErrnoEvidence(number, _operation(values), values["path"], values["text"] or os.strerror(number))
+    number, path = values["number"], values["path"]
+    operation = _operation(values) or operation_of_path(path)
+    return ErrnoEvidence(number, operation, path, values["text"] or os.strerror(number))
 
 
 def _requests(values: FieldValues, field_path: str) -> tuple[str, ...]:
