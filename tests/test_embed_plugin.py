@@ -496,6 +496,29 @@ def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, ku
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
+def test_failed_fetch_is_retried_while_a_device_of_the_claim_is_unhealthy(kubelet_dir: Path) -> None:
+    """The read of a claim fails by itself: it does not need the devices of the last prepare."""
+    link, driver = Link(), Driver()
+    failures: list[Exception | None] = [None, HttpError(503), None]
+
+    def break_link() -> None:
+        link.states = ["down"]
+        raise KeyError("speed")
+
+    def fetch(asked: ClaimRef) -> Claim:
+        if (error := failures.pop(0)) is not None:
+            raise error
+        return claim_of(asked)
+
+    driver.behaviour["a"] = break_link
+    monitor = checked_monitor(kubelet_dir, link)
+    with monitor, serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
+        until(monitor, "gpu-0", Health.HEALTHY)
+        for _ in range(2):
+            assert "class=failed-device code=card.link" in kubelet.prepare(claim("a"))["uid-a"].error
+    assert failures == [], "the claim was read again after the failure"
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration()])
 def test_no_handler_ends_the_server(
     driver: Driver, server: PluginServer, kubelet: Kubelet, error: Any

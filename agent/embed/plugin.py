@@ -198,10 +198,16 @@ class _FetchTracker:
     """Prepare tracker that is used while a claim is read from the API server; records only failures."""
 
     def __init__(self, tracker: PrepareFailureTracker) -> None:
-        self.classify = tracker.classify
+        self._classify = tracker.classify
         self.record_failure_and_wait = tracker.record_failure_and_wait
         self.monotonic = tracker.monotonic
         self.jitter = tracker.jitter
+
+    def classify(
+        self, claim: Claim, error: BaseException, patterns: Sequence[ErrorPattern] = ()
+    ) -> PrepareVerdict:
+        """Return the verdict without the claim's devices, whose health a read of the claim does not need."""
+        return self._classify(Claim(*claim.ref), error, patterns)
 
     def cached_failure(self, claim: Claim) -> None:
         """Return None: the claim may have changed since a failure, so it is always read again."""
