@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 from golden.files import RELEASE
@@ -23,9 +24,19 @@ from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
 from agent.model.persistent_faults import (
+    BootBaseline,
+    CpusBaseline,
     Cure,
     DriverModule,
+    FrequencyBaseline,
+    GpuBaseline,
+    HugepagePoolBaseline,
     KnownGpu,
+    MemoryBaseline,
+    NicBaseline,
+    NicPortBaseline,
+    NumaCpusBaseline,
+    PciBaseline,
     PersistentCondition,
     PersistentFault,
     PersistentState,
@@ -141,6 +152,38 @@ def test_fault_without_monotonic_times_is_stored_as_by_an_earlier_release():
     data = encode_gpu_faults(MEMORY)
     assert not [name for fault in json.loads(data)["faults"] for name in fault if name.endswith("_ns")]
     assert decode_gpu_faults(data) == MEMORY
+
+
+ARRAYS_OF_0_1: Final = {
+    "cpus": 2, "frequencies": 2, "memory": 2, "pools": 3, "pci": 5, "nics": 6, "nics.ports": 5, "gpus": 4,
+}  # fmt: skip
+"""Length of each array of values at start in release 0.1, which refuses a file with other lengths."""
+
+
+def test_values_at_start_have_the_arrays_of_release_0_1():
+    start = BootBaseline(
+        FAULT.boot_id,
+        (CpusBaseline(0, "0-3"),),
+        "",
+        1,
+        (FrequencyBaseline(3_000_000, "0-3"),),
+        (MemoryBaseline(0, 8),),
+        (HugepagePoolBaseline("hugepages-2mi-node0", 8, 8),),
+        (PciBaseline("0000:01:00.0", 5555, 4129, "mlx5_core", 16, repaired_ns=7),),
+        (NicBaseline("", "mlx5_0", "mlx5_0", "", "", (NicPortBaseline(1, 1, True, 100, 4),)),),
+        (GpuBaseline("GPU-1", 18, True, True),),
+        (NumaCpusBaseline(0, "0-3"),),
+    )
+    memory = replace(MEMORY, start=start)
+    data = encode_gpu_faults(memory)
+    assert decode_gpu_faults(data) == memory
+    found = json.loads(data)["start"]
+    rows = {name: found[name] for name in ARRAYS_OF_0_1 if "." not in name} | {
+        "nics.ports": found["nics"][0][5]
+    }
+    assert {name: {len(row) for row in of} for name, of in rows.items()} == {
+        name: {length} for name, length in ARRAYS_OF_0_1.items()
+    }
 
 
 def test_field_of_later_release_is_ignored():

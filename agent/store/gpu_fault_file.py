@@ -80,11 +80,15 @@ class _Start(BootBaseline):
     """Object ``start`` of the file. Release 0.1 ignores unknown keys only here."""
 
     module: DriverModule = NO_MODULE
+    pci_repaired: tuple[tuple[str, int], ...] = ()
+    """Address and ``repaired_ns`` of each PCI function that an operator cleared."""
     fault_times: tuple[_FaultTimes, ...] = ()
     gpu_checks: tuple[PersistentCondition, ...] = ()
 
 
 _BASELINE: Final = tuple(field.name for field in fields(BootBaseline))
+_PCI_FIELDS: Final = 5
+"""Number of fields of a PCI function in the file: release 0.1 refuses the whole file for one more."""
 
 
 class _FaultsFile(msgspec.Struct):
@@ -119,7 +123,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
         faults=tuple(_with_times(fault, times.get(_fault_times(fault)[:4])) for fault in faults),
         cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
-        start=BootBaseline(**{name: getattr(file.start, name) for name in _BASELINE}),
+        start=_baseline(file.start),
         conditions=(*file.checks, *file.start.gpu_checks),
         runs=file.runs,
         module=file.start.module,
@@ -132,6 +136,14 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
             )
     _check_cpu_lists(file.start)
     return memory
+
+
+def _baseline(start: _Start) -> BootBaseline:
+    """Return the values at start of the file's object ``start``."""
+    found = BootBaseline(**{name: getattr(start, name) for name in _BASELINE})
+    repaired = dict(start.pci_repaired)
+    rows = (row._replace(repaired_ns=repaired.get(row.address, row.repaired_ns)) for row in found.pci)
+    return replace(found, pci=tuple(rows))
 
 
 def _check_cpu_lists(start: BootBaseline) -> None:
@@ -176,6 +188,9 @@ def _encode(memory: PersistentState) -> bytes:
     start: dict[str, object] = {}
     if memory.start != BootBaseline():
         start = {name: getattr(memory.start, name) for name in _BASELINE}
+        start["pci"] = [row[:_PCI_FIELDS] for row in memory.start.pci]
+        if repaired := [(row.address, row.repaired_ns) for row in memory.start.pci if row.repaired_ns]:
+            start["pci_repaired"] = repaired
     if memory.module != NO_MODULE:
         start["module"] = memory.module
     if times := [entry for entry in map(_fault_times, memory.faults) if any(entry[4:])]:
