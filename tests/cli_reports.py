@@ -3,7 +3,7 @@
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import NS, Instant
 
 NOW_S = 1_795_255_444.0
@@ -109,7 +109,7 @@ BUSY = report(
         source("hugepages", SourceState.FAILING, 3, "hugepages-1048576kB/nr_hugepages: Input/output error"),
         source("cgroups", SourceState.ABSENT, 0, "no kubepods below /sys/fs/cgroup"),
     ),
-    core=CoreStats(groups_dropped=2),
+    core=NativeCoreStats(groups_dropped=2),
     groups=214,
 )
 """One device of each severity, one with two causes, and an entry of each kind in the footer."""

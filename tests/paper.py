@@ -15,10 +15,10 @@ from agent.model.settings import EngineSettings
 from agent.model.snapshot import (
     CgroupKind,
     CgroupSample,
-    CoreStats,
     CpuSetsSample,
     HugepagePoolSample,
     HugetlbSample,
+    NativeCoreStats,
     NumaCpuSample,
     Snapshot,
 )
@@ -150,7 +150,7 @@ class PaperNode:
             groups=tuple(self.groups),
             pods=self.pods,
             sources=tuple(sources),
-            core=CoreStats(passes=self.passes),
+            core=NativeCoreStats(passes=self.passes),
         )
 
     def starting_snapshot(self) -> Snapshot:

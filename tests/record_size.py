@@ -28,7 +28,7 @@ from agent.model.machine_samples import PressureSample
 from agent.model.pod_findings import PodsSample
 from agent.model.reading import SourceSample
 from agent.model.settings import EngineSettings
-from agent.model.snapshot import CgroupSample, CoreStats, Snapshot
+from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
 from agent.model.time import NS, Instant
 from agent.record.events import RecordedStep, SegmentHead, recorded_verdicts
 from agent.record.segment_file import SegmentWriter, segment_path, segment_paths
@@ -69,7 +69,7 @@ def quiet_snapshots(seconds: int, seed: int = 1, *, idle: bool = False) -> Itera
         group.pod_uid: (DeviceRef("gpu.example.com", "node-a", f"gpu-{at}"),)
         for at, group in enumerate(groups[:GPUS])
     }
-    stalls, core = (0, 0, 0), CoreStats()
+    stalls, core = (0, 0, 0), NativeCoreStats()
     while now_ns - start_ns < seconds * NS:
         pause_ns = int(NS * (10 - draw.random())) + draw.randrange(10**6)
         now_ns, wall_s = now_ns + pause_ns, wall_s + pause_ns / NS

@@ -37,7 +37,7 @@ from agent.cli.output.report_changes import ReportChange, changes_between_report
 from agent.model.health import NonDeviceCause, Severity
 from agent.model.reading import SourceState
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 
 
 def test_first_report_lists_devices_and_failing_sources():
@@ -111,7 +111,7 @@ def test_node_without_devices_lists_absent_sources():
 
 def test_unwatched_cgroups_are_a_change():
     def report_of_core(**core: int) -> Report:
-        return report(device("gpu-0"), sources=(source("cgroups"),), core=CoreStats(**core))
+        return report(device("gpu-0"), sources=(source("cgroups"),), core=NativeCoreStats(**core))
 
     good, worse = report_of_core(), report_of_core(groups_dropped=2000, unwatched=1)
     (change,) = changes_between_reports(good, worse)
@@ -125,7 +125,7 @@ def test_unwatched_cgroups_are_a_change():
 
 
 def test_each_inotify_overflow_is_a_change():
-    before, now = report(core=CoreStats(overflows=1)), report(core=CoreStats(overflows=2))
+    before, now = report(core=NativeCoreStats(overflows=1)), report(core=NativeCoreStats(overflows=2))
     (change,) = changes_between_reports(before, now)
     assert change.text == "inotify overflowed 2 times, and everything was read again each time"
     assert changes_between_reports(now, now) == []

@@ -55,7 +55,7 @@ from agent.model.report import (
     StateFile,
     WrittenNodeCondition,
 )
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import format_age
 
 PLAIN = TextStyle()
@@ -484,7 +484,7 @@ STATUS = AgentStatus(
     publications=12,
     tallies=(SeverityCount(Severity.UNHEALTHY, 1), SeverityCount(Severity.OK, 2)),
     sources=(source("cpus"),),
-    core=CoreStats(
+    core=NativeCoreStats(
         passes=1000, wakes=3, reads=24_000, opens=31, descriptors=29, watches=1, kernel_bytes=49152
     ),
     groups=14,

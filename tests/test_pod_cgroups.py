@@ -7,7 +7,7 @@ from paper import ABSENT, cpus_sample, group_sample
 
 from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance
 from agent.model.reading import Absence, SourceSample, SourceState
-from agent.model.snapshot import CgroupSample, CoreStats, Snapshot
+from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
 from agent.model.time import Instant
 from agent.sources.pod_cgroups import SOURCE, live_pods_in_snapshot
 
@@ -17,7 +17,7 @@ NOW = Instant(5_000_000_000, 1_700_000_000.0)
 def snapshot_of(*groups: CgroupSample, state: SourceState = SourceState.OK, dropped: int = 0) -> Snapshot:
     source = SourceSample(SOURCE, state, 1, 1, 0, "in words")
     return Snapshot(
-        1, cpus_sample(), groups=groups, sources=(source,), core=CoreStats(groups_dropped=dropped)
+        1, cpus_sample(), groups=groups, sources=(source,), core=NativeCoreStats(groups_dropped=dropped)
     )
 
 

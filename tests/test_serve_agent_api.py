@@ -24,7 +24,7 @@ from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import Blame, Cause, Repair, Severity
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.serve.agent_api.encode import REPAIRS
 from agent.system.process_stat import ProcessStat
 
@@ -59,7 +59,7 @@ def full_report() -> Report:
     return replace(
         report([device("a"), degraded, unhealthy("c"), unhealthy("d")], second=4),
         sources=(source,),
-        core=CoreStats(passes=11, kernel_bytes=4096),
+        core=NativeCoreStats(passes=11, kernel_bytes=4096),
         groups=3,
     )
 

@@ -29,7 +29,7 @@ from agent.model.report import (
     SocketSubscriberCounts,
     StateFile,
 )
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import Instant
 from agent.serve.agent_api.client import decode_clear_reply, decode_report, decode_status
 from agent.serve.agent_api.encode import (
@@ -50,7 +50,7 @@ INSTANT = st.builds(Instant, COUNT, st.floats(0, 1e12))
 SEVERITY = st.sampled_from(Severity)
 REPAIR = st.sampled_from(Repair)
 CAUSE = st.builds(Cause, TEXT, SEVERITY, st.sampled_from(Blame), TEXT, TEXT, INSTANT, repair=REPAIR)
-CORE = st.builds(CoreStats, *[SMALL] * len(CoreStats.__slots__))
+CORE = st.builds(NativeCoreStats, *[SMALL] * len(NativeCoreStats.__slots__))
 SOURCE = st.builds(
     SourceSample,
     *(TEXT, st.sampled_from(SourceState), COUNT, COUNT, SMALL, TEXT, SMALL, st.booleans(), COUNT),
@@ -165,7 +165,7 @@ def test_source_without_new_fields_is_vital() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (CoreStats.__slots__, v1.Core),
+        (NativeCoreStats.__slots__, v1.Core),
         (tuple(name.replace("vital", "dispensable") for name in SourceSample._fields), v1.Source),
         (SocketSubscriberCounts._fields, v1.Subscribers),
     ],

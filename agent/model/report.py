@@ -8,7 +8,7 @@ from agent.model.declared_devices import Declarations
 from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.reading import SourceSample
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import Instant
 
 
@@ -25,7 +25,7 @@ class Report:
     not_evaluated: tuple[NotApplicable, ...] = ()
     """Rules that were not evaluated yet, because they need earlier samples to compare with."""
     sources: tuple[SourceSample, ...] = ()
-    core: CoreStats = field(default_factory=CoreStats)
+    core: NativeCoreStats = field(default_factory=NativeCoreStats)
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
     declaring: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ class AgentStatus:
     tallies: tuple[SeverityCount, ...] = ()
     """Number of devices by severity, worst severity first; severities without devices are left out."""
     sources: tuple[SourceSample, ...] = ()
-    core: CoreStats = field(default_factory=CoreStats)
+    core: NativeCoreStats = field(default_factory=NativeCoreStats)
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
     subscribers: tuple[SocketSubscriberCounts, ...] = ()

@@ -112,7 +112,7 @@ class CgroupSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CoreStats:
+class NativeCoreStats:
     """Counters of the C core: its file reads, its wake-ups of the engine loop, and the
     resources that it uses."""
 
@@ -151,7 +151,7 @@ class Snapshot:
     pools: tuple[HugepagePoolSample, ...] = ()
     groups: tuple[CgroupSample, ...] = ()
     sources: tuple[SourceSample, ...] = ()
-    core: CoreStats = field(default_factory=CoreStats)
+    core: NativeCoreStats = field(default_factory=NativeCoreStats)
     gpus: NvmlSample | None = None
     """State of NVML and the GPUs; None: GPU monitoring is off."""
     host: GpuOsSample = field(default_factory=GpuOsSample)

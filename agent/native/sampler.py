@@ -20,11 +20,11 @@ from agent.model.reading import DURATION_BOUNDS_S, Missing, PassDurations, Sourc
 from agent.model.snapshot import (
     CgroupKind,
     CgroupSample,
-    CoreStats,
     CpuSetsSample,
     CpuThrottleSample,
     HugepagePoolSample,
     HugetlbSample,
+    NativeCoreStats,
     NumaCpuSample,
     Snapshot,
 )
@@ -131,7 +131,7 @@ class SnapshotDecoder:
             pools=self._pools.samples(data, pools_at, groups_at),
             groups=self._groups.samples(data, groups_at, groups),
             sources=tuple(starmap(self._source, zip(SOURCE_NAMES, sources, strict=True))),
-            core=CoreStats(
+            core=NativeCoreStats(
                 passes=passes,
                 wakes=seq,
                 reads=reads,

@@ -41,7 +41,7 @@ from agent.model.machine_samples import LogSample, MachineSample, NumaMemorySamp
 from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
-from agent.model.snapshot import CoreStats, CpuSetsSample, NumaCpuSample, Snapshot
+from agent.model.snapshot import CpuSetsSample, NativeCoreStats, NumaCpuSample, Snapshot
 from agent.model.time import NS, Instant
 from agent.native.kernel_events import KernelLogReader
 from agent.scoreboard.incidents import NODE, CorpusError, LabelledIncident, NvmlChange, SeverityName
@@ -253,7 +253,7 @@ class SimulatedNode:
             pci=self._functions,
             declared=self._declared,
             sources=(*sources, nvml, events, log.source),
-            core=CoreStats(passes=self._passes),
+            core=NativeCoreStats(passes=self._passes),
         )
 
 

@@ -37,7 +37,7 @@ from agent.model.machine_samples import (
 )
 from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading, SourceSample, SourceState
-from agent.model.snapshot import CoreStats, CpuSetsSample, HugepagePoolSample, NumaCpuSample, Snapshot
+from agent.model.snapshot import CpuSetsSample, HugepagePoolSample, NativeCoreStats, NumaCpuSample, Snapshot
 from agent.model.time import NS, Instant
 from agent.simulate.fault_model import MachineSpec
 
@@ -328,7 +328,7 @@ class Machine:
                 if spec.pool_pages
             ),
             sources=(*host, *slow, kmsg, nvml, events),
-            core=CoreStats(),
+            core=NativeCoreStats(),
             gpus=NvmlSample(
                 gpus,
                 nvml,

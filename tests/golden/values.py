@@ -29,7 +29,7 @@ from agent.model.report import (
     SeverityCount,
     SocketSubscriberCounts,
 )
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import NS, Instant
 
 NOW_S: Final = 1_790_000_000.25
@@ -86,7 +86,7 @@ SOURCES: Final = (
     SourceSample("nvml", SourceState("stalled"), instant(90).mono_ns, NS, 1, "hangs", 7, False, 60 * NS),
     SourceSample("kmsg", SourceState("starting"), instant(3).mono_ns, NS, 0, "", 0, False),
 )
-CORE: Final = CoreStats(11, 12, 13, 14, 15, 16, 17, 18, 19, 20)
+CORE: Final = NativeCoreStats(11, 12, 13, 14, 15, 16, 17, 18, 19, 20)
 POD: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
 
 

@@ -24,7 +24,7 @@ from agent.health.verdict import truncate_utf8
 from agent.model.health import Severity
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import rfc3339
 
 TEXT_MAX_BYTES: Final = 4096 - len("2026-11-21T10:04:04Z \n")
@@ -193,7 +193,7 @@ def _severity(source: SourceSample) -> Severity:
     return Severity.INFO if source.state is SourceState.ABSENT and explains_absence(source) else Severity.OK
 
 
-def _cgroup_gaps(core: CoreStats) -> str:
+def _cgroup_gaps(core: NativeCoreStats) -> str:
     """Return a text on cgroups that the agent does not watch, or only reads periodically.
 
     Empty: the agent watches all cgroups.

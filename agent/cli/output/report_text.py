@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
     from agent.model.health import DeviceHealth, NotApplicable
     from agent.model.report import Report
-    from agent.model.snapshot import CoreStats
+    from agent.model.snapshot import NativeCoreStats
     from agent.sources.gpu_os_facts import ProcessFacts
 
 MIN_MESSAGE_WIDTH: Final = 32
@@ -339,7 +339,7 @@ def _source_facts(
         yield clean(source.detail)
 
 
-def cgroup_entry(groups: int, core: CoreStats) -> ListEntry:
+def cgroup_entry(groups: int, core: NativeCoreStats) -> ListEntry:
     """Return the line with the number of cgroups that are watched, and of those that cannot be watched."""
     facts = [f"{groups:,} watched"]
     if core.groups_dropped:

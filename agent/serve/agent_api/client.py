@@ -39,7 +39,7 @@ from agent.model.report import (
     StateFile,
     WrittenNodeCondition,
 )
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import NS, Instant
 from agent.serve.agent_api.encode import BLAMES, REFUSALS, REPAIRS, STATES
 from agent.serve.grpc.channel import UnixChannel
@@ -217,8 +217,8 @@ def _source_of(source: agent_v1.Source) -> SourceSample:
     )
 
 
-def _core_of(core: agent_v1.Core) -> CoreStats:
-    return CoreStats(**{name: getattr(core, name) for name in CoreStats.__slots__})
+def _core_of(core: agent_v1.Core) -> NativeCoreStats:
+    return NativeCoreStats(**{name: getattr(core, name) for name in NativeCoreStats.__slots__})
 
 
 def _severity_of(number: int) -> Severity:

@@ -22,7 +22,7 @@ from agent.model.report import (
     SocketSubscriberCounts,
     WrittenNodeCondition,
 )
-from agent.model.snapshot import CoreStats
+from agent.model.snapshot import NativeCoreStats
 from agent.model.time import Instant
 from agent.serve.grpc.wire import (
     double_field,
@@ -279,8 +279,8 @@ def _source(source: SourceSample) -> bytes:
     )
 
 
-def _core(core: CoreStats) -> bytes:
-    # The proto file numbers the fields in their order in CoreStats.
+def _core(core: NativeCoreStats) -> bytes:
+    # The proto file numbers the fields in their order in NativeCoreStats.
     return b"".join(
-        int_field(number, getattr(core, name)) for number, name in enumerate(CoreStats.__slots__, 1)
+        int_field(number, getattr(core, name)) for number, name in enumerate(NativeCoreStats.__slots__, 1)
     )
