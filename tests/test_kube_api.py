@@ -95,6 +95,34 @@ def test_ca_file_that_is_gone_is_named(tmp_path: Path, certificate: Path, kube_a
         api.call("GET", f"{NODES}/{NODE}")
 
 
+def test_certificates_without_key_identifiers_are_accepted(
+    tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of managed clusters, which OpenSSL refuses if it is strict, as Python is from 3.13 on."""
+    create = ssl.create_default_context
+
+    def create_strict(**files: Any) -> ssl.SSLContext:
+        context = create(**files)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    no_identifier = ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none")
+    openssl("req", "-x509", *key, "-subj", "/CN=ca", *no_identifier, "-keyout", "ca.key", "-out", "ca.crt")
+    openssl("req", *key, "-subj", "/CN=kube-api", "-keyout", "server.key", "-out", "server.csr")
+    (tmp_path / "extensions").write_text("subjectAltName=IP:127.0.0.1\n")
+    signed_by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions")
+    openssl("x509", "-req", "-in", "server.csr", *signed_by, "-out", "server.crt")
+    monkeypatch.setattr(ssl, "create_default_context", create_strict)
+    with FakeKubeApi(tmp_path / "server.crt") as server:
+        server.add_node(NODE)
+        api = client(server, ca_file=tmp_path / "ca.crt")
+        assert api.call("GET", f"{NODES}/{NODE}")["metadata"]["name"] == NODE
+
+
 def test_renewed_ca_file_is_used_by_the_next_call(
     tmp_path: Path, certificate: Path, kube_api: FakeKubeApi
 ) -> None:
