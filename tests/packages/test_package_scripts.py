@@ -118,10 +118,21 @@ REINSTALL: Final = "dpkg -i 1.deb; dpkg -r drahealth; dpkg -i 1.deb"
             ["start"],
         ),
         (["systemctl mask", "dpkg -i 1.deb"], "not enabled, not active", []),
+        (["rmdir /run/systemd/system", "dpkg -i 1.deb"], "enabled, not active", []),
+        (
+            ["rmdir /run/systemd/system", "dpkg -i 1.deb; mkdir /run/systemd/system", "dpkg -i 2.deb"],
+            "enabled, not active",
+            [],
+        ),
+        (
+            ["rmdir /run/systemd/system", "dpkg -i 1.deb", "dpkg -r drahealth"],
+            "not enabled, not active",
+            [],
+        ),
     ],
     ids=[
         "install", "upgrade", "remove", "reinstall", "reinstall-later", "purge", "disable-later", "disable",
-        "masked",
+        "masked", "in-an-image", "in-an-image-and-upgrade", "in-an-image-and-remove",
     ],
 )  # fmt: skip
 def test_deb_leaves_the_service_in_the_state_of_the_step(
