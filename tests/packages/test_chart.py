@@ -136,6 +136,13 @@ def test_numeric_names_are_texts(helm: Path) -> None:
     assert {found["metadata"].get("namespace", "123") for found in objects.values()} == {"123"}
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_selinux_options_are_those_of_the_container(helm: Path, variant: str) -> None:
+    objects = render_chart(helm, {**VARIANTS[variant], "seLinuxOptions": {"type": "spc_t"}})
+    assert pod_spec(objects)["containers"][0]["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert [complaint for found in objects.values() for complaint in schema_errors(found, "1.37")] == []
+
+
 def test_each_of_two_releases_has_a_priority_class(helm: Path) -> None:
     gpu = {"nvidia": {"enabled": True}}
     for release, values in (("drahealth-gpu", gpu), ("drahealth-cpu", {})):
@@ -163,6 +170,7 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
     ("values", "complaint"),
     [
         ({"driver": [DRIVER]}, "additional properties 'driver' not allowed"),
+        ({"seLinuxOptions": {"label": "spc_t"}}, "additional properties 'label' not allowed"),
         ({"port": "14680"}, "got string, want integer"),
         ({"port": 80}, "minimum: got 80, want 1,024"),
         ({"address": "localhost"}, "value must be one of '0.0.0.0', '[::]'"),
