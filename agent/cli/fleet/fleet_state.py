@@ -112,9 +112,7 @@ class PrometheusClient:
             file = ca_file
             if parts.scheme == "https":
                 self._tls = ssl.create_default_context(cafile=ca_file)
-                self._tls.verify_flags &= (
-                    ~ssl.VERIFY_X509_STRICT
-                )  # as for API servers
+                self._tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as for API servers
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"Prometheus {self.url}: file {file} cannot be used: {reason}") from None
