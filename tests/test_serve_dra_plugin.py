@@ -409,7 +409,7 @@ def test_too_large_request_is_refused_unread(driver_instance: DriverInstance, ku
         (b"\x10\x05", "Request.claims.uid: wire type is 0, must be 2"),
         (
             b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-            "Request.claims.name: varint is longer than 10 bytes",
+            "Request.claims.name: varint is longer than 5 bytes",
         ),
         (b"\x13", "Request.claims.uid: wire type 3 is not valid"),
     ],

@@ -92,6 +92,8 @@ def test_accepted_bytes_are_accepted_by_google_protobuf(google: Any, data: bytes
         (b"\x08", "claims: message ends inside a varint"),
         (b"\xff", "the request: message ends inside a varint"),
         (b"\x7f", "the request field 15: wire type 7 is not valid"),
+        (b"\x8a\x80\x80\x80\x80\x00\x00", "the request: varint is longer than 5 bytes"),
+        (b"\x0a\x80\x80\x80\x80\x80\x00", "claims: varint is longer than 5 bytes"),
         (b"\x0a\x02\x00\x00", "claims[0]: field number 0 is not valid"),
     ],
 )

@@ -14,7 +14,14 @@ from itertools import count
 from typing import Final
 
 from agent.conform.session_record import ClaimReply, DeviceEntry, HealthList, ReturnedDevice
-from agent.model.protobuf_wire import FIXED_SIZES, LAST_FIELD, LENGTH, VARINT, decode_varint
+from agent.model.protobuf_wire import (
+    FIXED_SIZES,
+    LAST_FIELD,
+    LENGTH,
+    SIZE_VARINT_MAX,
+    VARINT,
+    decode_varint,
+)
 
 DEVICES_LIMIT: Final = 16_384
 """Largest number of device entries of a health list that are decoded."""
@@ -97,7 +104,7 @@ def decode_fields(
     while offset < len(data):
         if next(field_counter) > FIELDS_LIMIT:
             raise TooManyFields
-        tag, offset = decode_varint(data, offset, place)
+        tag, offset = decode_varint(data, offset, place, SIZE_VARINT_MAX)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
             raise ValueError(f"{place}: field number {number} is not valid")
@@ -109,7 +116,7 @@ def decode_fields(
         if wire_type == VARINT:
             value, offset = decode_varint(data, offset, place)
         elif wire_type == LENGTH:
-            size, offset = decode_varint(data, offset, place)
+            size, offset = decode_varint(data, offset, place, SIZE_VARINT_MAX)
             value, offset = data[offset : offset + size], offset + size
         elif wire_type in FIXED_SIZES:
             offset += FIXED_SIZES[wire_type]

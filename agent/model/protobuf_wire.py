@@ -16,15 +16,22 @@ LAST_FIELD: Final = (1 << 29) - 1
 """Largest number that a protobuf field can have."""
 
 
-def decode_varint(data: bytes, offset: int, place: str) -> tuple[int, int]:
+SIZE_VARINT_MAX: Final = 5
+"""Largest size of the varint of a tag or of a length [bytes]; Google's parsers refuse a longer one."""
+
+
+def decode_varint(data: bytes, offset: int, place: str, size_max: int = 10) -> tuple[int, int]:
     """Decode the varint at an offset of ``data``; return the number and the offset after it.
+
+    Args:
+        size_max: Largest size of the varint [bytes].
 
     Raises:
         ValueError: There is no valid varint at the offset; the message begins with ``place``, the name
             of the field.
     """
     value = 0
-    for shift in range(0, 70, 7):
+    for shift in range(0, 7 * size_max, 7):
         if offset >= len(data):
             raise ValueError(f"{place}: message ends inside a varint")
         byte = data[offset]
@@ -32,4 +39,4 @@ def decode_varint(data: bytes, offset: int, place: str) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, offset
-    raise ValueError(f"{place}: varint is longer than 10 bytes")
+    raise ValueError(f"{place}: varint is longer than {size_max} bytes")

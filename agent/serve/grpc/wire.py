@@ -14,7 +14,15 @@ from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.model.protobuf_wire import FIXED64, FIXED_SIZES, LAST_FIELD, LENGTH, VARINT, decode_varint
+from agent.model.protobuf_wire import (
+    FIXED64,
+    FIXED_SIZES,
+    LAST_FIELD,
+    LENGTH,
+    SIZE_VARINT_MAX,
+    VARINT,
+    decode_varint,
+)
 from agent.model.time import rfc3339
 
 if TYPE_CHECKING:
@@ -142,7 +150,7 @@ def scan_fields(
         if tag < 0x80:  # without a call for most tags, which saves a third of the time
             at += 1
         else:
-            tag, at = decode_varint(data, at, message_name)
+            tag, at = decode_varint(data, at, message_name, SIZE_VARINT_MAX)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
             raise ValueError(f"{message_name}: field number {number} is not valid")
@@ -152,7 +160,7 @@ def scan_fields(
                 start = at + 1
                 at = start + data[at]
             else:
-                size, start = decode_varint(data, at, name_of(number))
+                size, start = decode_varint(data, at, name_of(number), SIZE_VARINT_MAX)
                 at = start + size
         elif wire_type == VARINT:
             value, at = decode_varint(data, at, name_of(number))
