@@ -30,25 +30,28 @@ def test_process_role_depends_on_name_and_command_line(name, cmdline, role):
 
 
 @pytest.fixture
-def kubelet(tmp_path):
-    """A process named kubelet, which runs while its standard input is open."""
-    with named_process(tmp_path, "kubelet") as process:
+def runtime(tmp_path):
+    """A process named containerd, which runs while its standard input is open.
+
+    It has not the kubelet's name: an audit of another test would take it for this node's.
+    """
+    with named_process(tmp_path, "containerd") as process:
         yield process
 
 
-def test_process_is_found_with_its_facts(kubelet):
-    (facts,) = (p for p in read_node_processes(Path("/proc")) if p.pid == kubelet.pid)
-    assert facts.name == "kubelet"
+def test_process_is_found_with_its_facts(runtime):
+    (facts,) = (p for p in read_node_processes(Path("/proc")) if p.pid == runtime.pid)
+    assert facts.name == "containerd"
     assert facts.rss_bytes > 0
     assert facts.threads == 1
     assert 0 <= facts.cpu_s < 60
     assert abs(facts.since_s - time.time()) < 60
 
 
-def test_zombie_is_left_out(kubelet):
-    kubelet.kill()
-    os.waitid(os.P_PID, kubelet.pid, os.WEXITED | os.WNOWAIT)
-    assert kubelet.pid not in [p.pid for p in read_node_processes(Path("/proc"))]
+def test_zombie_is_left_out(runtime):
+    runtime.kill()
+    os.waitid(os.P_PID, runtime.pid, os.WEXITED | os.WNOWAIT)
+    assert runtime.pid not in [p.pid for p in read_node_processes(Path("/proc"))]
 
 
 def test_other_procfs_is_read_without_changing_psutil(tmp_path):

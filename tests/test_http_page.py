@@ -272,7 +272,10 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
         eventually(is_read, "the history")
 
 
-def test_page_without_a_thread_for_the_history_names_the_reason(fake: FakeAgent, tmp_path: Path) -> None:
+def test_page_without_a_thread_for_the_history_names_the_reason(
+    fake: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.http.app.READ_WAIT_S", PATIENCE_S)
     fake.change(
         config=lambda: Config(node_name="node-a", history_rows=10), history_file=tmp_path / "h.sqlite"
     )
@@ -379,6 +382,7 @@ def test_page_names_the_reason_why_the_history_cannot_be_read(
     path = tmp_path / "history.sqlite"
     HistoryFile(path, UsageHistoryLimits()).write_verdicts((), (), 0.0, delete_by_age=False)
     monkeypatch.setattr("agent.http.app.read_verdicts", partial(read_verdicts, wait_s=0.01))
+    monkeypatch.setattr("agent.http.app.READ_WAIT_S", PATIENCE_S)
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10), history_file=path)
     with closing(sqlite3.connect(path, isolation_level=None)) as db, serve_app(fake.app) as server:
         db.execute(statement)

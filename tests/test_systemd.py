@@ -282,7 +282,8 @@ rm -r /etc/drahealth/config.d
 
 # A frozen agent: systemd must miss its watchdog, end it and start another.
 mkdir -p /etc/systemd/system/drahealth.service.d
-printf '[Service]\nWatchdogSec=10\nRestartSec=0\n' >/etc/systemd/system/drahealth.service.d/soon.conf
+printf '[Service]\nWatchdogSec=10\nRestartSec=0\nTimeoutStopSec=60\n' \
+    >/etc/systemd/system/drahealth.service.d/soon.conf
 systemctl daemon-reload
 systemctl restart drahealth
 kill -STOP "$(show MainPID)"

@@ -301,12 +301,13 @@ class GpuFaultWriter:
             try:
                 save_gpu_faults(self._path, memory)
             except StateWriteError as error:
+                self.error = str(error)
                 if error.errno != self._logged_errno:
                     log.warning(
                         "GPU fault file %s; GPU faults are lost on restart; make its directory writable",
                         error,
                     )
-                self._logged_errno, self.error = error.errno, str(error)
+                self._logged_errno = error.errno
                 return False
             self._saved = replace(memory, runs=newest.runs)
             self._logged_errno, self.error = None, ""

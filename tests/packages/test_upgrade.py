@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import UNHEALTHY, Agent, short_tmp, wait_for_health
+from agents import UNHEALTHY, Agent, run_command, short_tmp, wait_for_health
 from fake_nvml import FakeNvml, fake_nvml
 from golden.files import RELEASE
 from golden.release import DECLARATION
-from patience import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(1200)
 __all__ = ["short_tmp"]
@@ -110,10 +109,7 @@ class Node:
 
     def ask(self, tree: Path, *verb: str) -> Any:
         """Return the JSON document that a command of a tree prints."""
-        command = [sys.executable, "-m", "agent", *verb, "-o", "json"]
-        done = subprocess.run(
-            command, cwd=tree, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        done = run_command(*verb, "-o", "json", cwd=tree)
         assert done.returncode <= 3, done.stderr
         return json.loads(done.stdout)
 

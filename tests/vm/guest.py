@@ -297,6 +297,12 @@ def declare(address: str) -> None:
     )
 
 
+def is_whole_and_healthy(report: dict[str, Any]) -> bool:
+    """Return whether a report has the declared device, and no source was stalled on a busy host."""
+    names = {device["name"] for device in report["devices"]}
+    return "rng-0" in names and {device["health"] for device in report["devices"]} == {"Healthy"}
+
+
 def main() -> None:
     address = "0000:00:05.0"
     pool = NODES / "node1/hugepages/hugepages-2048kB/nr_hugepages"
@@ -311,7 +317,7 @@ def main() -> None:
     while not (RUN / "agent.sock").exists():
         time.sleep(0.1)
     subscriber = ReportSubscriber()
-    first = subscriber.wait(0.0, lambda report: report if len(report["devices"]) > 4 else None)
+    first = subscriber.wait(0.0, lambda report: report if is_whole_and_healthy(report) else None)
     report_step("first", 0.0, first, controllers=(CGROUPS / "cgroup.controllers").read_text().split())
     custom_checks(subscriber)
     read_only(subscriber)
