@@ -324,6 +324,17 @@ def test_recent_failures_are_the_last_results_only(driver):
     assert tracker.recent_failures(known) == []
 
 
+def test_recorded_failures_have_no_limit_of_age(driver):
+    tracker = driver.open()
+    for name in "abc":
+        fails(tracker, BadConfigError("no"), claim(name))
+    tracker.record_success(claim("b"))
+    tracker.unprepared(claim("c").ref)
+    driver.clock.now += 901
+    known = tracker.recorded_failures(["uid-c", "uid-b", "uid-x", "uid-a"])
+    assert [verdict.claim.name for verdict in known] == ["c", "a"]
+
+
 # --- known blockers, before a prepare --------------------------------------------------------------------
 
 

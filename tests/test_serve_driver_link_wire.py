@@ -434,6 +434,8 @@ TOO_MANY = [
      "evidence[0].decode_error.requests: 129 entries, limit 128"),
     (report_of(*({"claim": claim(str(number))} for number in range(257))),
      "outcomes: 257 entries, limit 256"),
+    (message("ReportPrepareRequest", step=1, blocked_uids=["u"] * 257),
+     "blocked_uids: 257 entries, limit 256"),
     (report_of({"claim": claim("a"), "failed": True, "evidence": [TEXT] * 17}),
      "outcomes[0].evidence: 17 entries, limit 16"),
     (message("SyncDevicesRequest", devices=[message("DeclaredDevice")] * 4097),
@@ -575,6 +577,22 @@ def test_texts_name_failures_at_other_drivers_of_the_pod() -> None:
     ]
     texts.append(call("CheckClaims", check_of(claim("a")), handler).answers[0].verdict.text)
     assert [text.endswith(named) for text in texts] == [True, False, True]
+
+
+def test_texts_name_claims_that_the_driver_did_not_try() -> None:
+    failed = {"claim": claim("b"), "failed": True, "evidence": [message("Evidence", text="no link")]}
+    both = [{**failed, "claim": claim("a")}, failed]
+    handler = RecordingHandler()
+    first = call("ReportPrepare", report_of(*both), handler).answers
+    verdict = classify_evidence([ErrorText("no link")], PrepareContext(Claim("ns", "a", "a")))
+    handler.recorded = [verdict, replace(verdict, claim=ClaimRef("ns", "c", "c"))]
+    request = report_of(failed)
+    request.blocked_uids.extend(["a", "b", "never-failed"])
+    second = call("ReportPrepare", request, handler).answers
+    assert [answer.uid for answer in second] == ["b", "a"]
+    texts = {answer.uid: answer.verdict.text for answer in first}
+    assert {answer.uid: answer.verdict.text for answer in second} == texts
+    assert texts["a"].endswith("Other failing claims in this call: ns/b (unknown driver.error).")
 
 
 def test_repairs_have_the_same_numbers_in_both_apis() -> None:

@@ -320,6 +320,12 @@ class PrepareFailureTracker:
         )
         return tuple(entry.outcome for entry in entries)
 
+    def recorded_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
+        """Return the verdicts on the claims with these UIDs whose last prepare failed, however long ago."""
+        claims = self._writer.ledger.claims
+        verdicts = (claims[uid].outcome.verdict for uid in uids if uid in claims)
+        return [verdict for verdict in verdicts if verdict is not None]
+
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
         """Return the verdicts on recently failed prepares of the claims with these UIDs.
 

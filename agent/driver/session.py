@@ -298,6 +298,10 @@ class DriverSession:
         """
         return [self._record_unprepare(result) for result in results]
 
+    def recorded_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
+        """Return the verdicts on the claims with these UIDs whose last prepare failed."""
+        return self._tracker.recorded_failures(uids)
+
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
         """Return recent failures of other drivers for the pods that use a claim."""
         return self._other_failures(self._driver, claim)

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -74,7 +75,7 @@ func (c *Client) Unprepare(
 			Evidence: evidenceOf(err),
 		})
 	}
-	answers := c.report(ctx, pb.Step_STEP_UNPREPARE, outcomes, budget)
+	answers := c.report(ctx, pb.Step_STEP_UNPREPARE, outcomes, nil, budget)
 	for uid, err := range results {
 		answer, answered := answers[string(uid)]
 		switch {
@@ -136,8 +137,8 @@ func newError(verdict *pb.PrepareVerdict, err error) error {
 }
 
 // Call is one call of PrepareResourceClaims, for drivers that cannot use Prepare, for example because
-// they prepare claims in parallel. Use Check for each claim, then Done or Fail, and one Report at the
-// end. All methods are safe for concurrent use.
+// they prepare claims in parallel. Use Check for each claim, then Done or Fail unless Check returns an error, and
+// one Report at the end, whose errors replace those of Check. All methods are safe for concurrent use.
 type Call struct {
 	client *Client
 	ctx    context.Context
@@ -147,6 +148,7 @@ type Call struct {
 
 	mu       sync.Mutex
 	failed   map[types.UID]error
+	blocked  map[types.UID]error // errors that Check has returned
 	outcomes []*pb.PrepareOutcome
 }
 
@@ -155,11 +157,12 @@ type Call struct {
 // for the taint of a device that failed, see TaintWait.
 func (c *Client) StartPrepare(ctx context.Context, claims []*resourceapi.ResourceClaim) *Call {
 	call := &Call{
-		client: c,
-		ctx:    ctx,
-		left:   budget,
-		claims: make(map[types.UID]*pb.PrepareClaim, len(claims)),
-		failed: map[types.UID]error{},
+		client:  c,
+		ctx:     ctx,
+		left:    budget,
+		claims:  make(map[types.UID]*pb.PrepareClaim, len(claims)),
+		failed:  map[types.UID]error{},
+		blocked: map[types.UID]error{},
 	}
 	request := &pb.CheckClaimsRequest{}
 	for _, claim := range claims {
@@ -179,12 +182,17 @@ func (c *Client) StartPrepare(ctx context.Context, claims []*resourceapi.Resourc
 	return call
 }
 
-// Check returns the remembered error of a claim with a known blocker, or nil.
+// Check returns the remembered error of a claim with a known blocker, or nil. The driver does not try a claim with
+// an error.
 func (call *Call) Check(claim *resourceapi.ResourceClaim) error {
-	if verdict := call.known[string(claim.UID)].GetVerdict(); verdict != nil {
-		return newError(verdict, nil)
+	verdict := call.known[string(claim.UID)].GetVerdict()
+	if verdict == nil {
+		return nil
 	}
-	return nil
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	call.blocked[claim.UID] = newError(verdict, nil)
+	return call.blocked[claim.UID]
 }
 
 // Done records that a claim was prepared. Of several calls of Done and Fail for a claim the last one counts.
@@ -216,20 +224,31 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 	})
 	call.outcomes = append(call.outcomes, outcome)
 	delete(call.failed, claim.UID)
+	delete(call.blocked, claim.UID)
 	if outcome.Failed {
 		call.failed[claim.UID] = err
 	}
 }
 
-// Report sends the results to the agent and returns an error for each claim that failed. If the agent
-// answers in time, a device that failed is already Unhealthy, and Report waits until the function of
-// WatchTaints has published its taint (see TaintWait). The report is sent in any case; Report waits for the answer only if a claim
-// failed and the agent is not known to be absent.
+// Report sends the results to the agent and returns an error for each claim that failed, and for each for which
+// Check has returned an error: the text of each names all. If the agent answers in time, a device that failed is
+// already Unhealthy, and Report waits until the function of WatchTaints has published its taint (see TaintWait).
+// The report is sent in any case; Report waits for the answer only if a claim failed and the agent is not known to
+// be absent.
 func (call *Call) Report() map[types.UID]error {
 	call.mu.Lock()
 	defer call.mu.Unlock()
-	answers := call.client.report(call.ctx, pb.Step_STEP_PREPARE, call.outcomes, call.left)
-	errs := make(map[types.UID]error, len(call.failed))
+	var blocked []string
+	for uid := range call.blocked {
+		blocked = append(blocked, string(uid))
+	}
+	answers := call.client.report(call.ctx, pb.Step_STEP_PREPARE, call.outcomes, blocked, call.left)
+	errs := maps.Clone(call.blocked)
+	for uid := range errs {
+		if verdict := answers[string(uid)].GetVerdict(); verdict != nil {
+			errs[uid] = newError(verdict, nil)
+		}
+	}
 	var verdicts []*pb.PrepareVerdict
 	for uid, err := range call.failed {
 		verdicts = append(verdicts, answers[string(uid)].GetVerdict())

@@ -154,6 +154,43 @@ func TestPrepareErrorHasTheAgentsText(t *testing.T) {
 	})
 }
 
+func TestErrorsOfOneCallNameClaimsThatWereNotTried(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+			verdict := &pb.PrepareVerdict{Text: "known"}
+			return &pb.CheckClaimsReply{Answers: []*pb.ClaimAnswer{
+				{Uid: "known", Verdict: verdict}, {Uid: "older", Verdict: verdict}, {Uid: "retried", Verdict: verdict},
+			}}, nil
+		}
+		var asked *pb.ReportPrepareRequest
+		a.report = func(_ context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			asked = request
+			return &pb.ReportPrepareReply{Answers: []*pb.ClaimAnswer{
+				{Uid: "bad", Verdict: &pb.PrepareVerdict{Text: "bad, known"}}, {Uid: "retried"},
+				{Uid: "known", Verdict: &pb.PrepareVerdict{Text: "known, bad"}},
+			}}, nil
+		}
+		a.start()
+		all := claims("bad", "known", "older", "retried")
+		call := c.StartPrepare(ctx, all)
+		for _, claim := range all[1:] {
+			if err := call.Check(claim); err == nil || err.Error() != "known" {
+				t.Errorf("claim %s: %v", claim.UID, err)
+			}
+		}
+		call.Fail(all[0], errors.New("driver's own"))
+		call.Done(all[3])
+		results := map[types.UID]kubeletplugin.PrepareResult{}
+		for uid, err := range call.Report() {
+			results[uid] = kubeletplugin.PrepareResult{Err: err}
+		}
+		expectErrors(t, results, map[string]string{"bad": "bad, known", "known": "known, bad", "older": "known"})
+		if blocked := slices.Sorted(slices.Values(asked.GetBlockedUids())); !slices.Equal(blocked, []string{"known", "older"}) {
+			t.Errorf("claims that were not tried: %q", blocked)
+		}
+	})
+}
+
 func TestPrepareErrorHasTheAgentsRepair(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check = func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {

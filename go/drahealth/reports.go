@@ -53,6 +53,7 @@ type report struct {
 	until    time.Time
 	step     pb.Step
 	outcomes []*pb.PrepareOutcome
+	blocked  []string                        // UIDs of claims of the call that were not tried
 	answers  chan map[string]*pb.ClaimAnswer // capacity 1
 }
 
@@ -66,14 +67,14 @@ func (c *Client) Undelivered() int64 {
 // report queues the results of claims for the agent. If a claim failed and the agent is not known to be
 // absent, it waits for the answer.
 func (c *Client) report(
-	ctx context.Context, step pb.Step, outcomes []*pb.PrepareOutcome, wait time.Duration,
+	ctx context.Context, step pb.Step, outcomes []*pb.PrepareOutcome, blocked []string, wait time.Duration,
 ) map[string]*pb.ClaimAnswer {
 	if len(outcomes) == 0 {
 		return nil
 	}
 	failed := slices.ContainsFunc(outcomes, func(o *pb.PrepareOutcome) bool { return o.GetFailed() })
 	away := c.absent()
-	batch := &report{time.Now().Add(reportTimeout), step, outcomes, make(chan map[string]*pb.ClaimAnswer, 1)}
+	batch := &report{time.Now().Add(reportTimeout), step, outcomes, blocked, make(chan map[string]*pb.ClaimAnswer, 1)}
 	c.enqueue(batch)
 	if !failed || away {
 		return nil
@@ -149,7 +150,7 @@ func (c *Client) send(batch *report) bool {
 	}
 	ctx, cancel := context.WithDeadline(c.background, batch.until)
 	defer cancel()
-	request := &pb.ReportPrepareRequest{Step: batch.step, Outcomes: batch.outcomes}
+	request := &pb.ReportPrepareRequest{Step: batch.step, Outcomes: batch.outcomes, BlockedUids: batch.blocked}
 	began := time.Now()
 	reply, err := c.link.ReportPrepare(ctx, request, grpc.WaitForReady(true))
 	if status.Code(err) == codes.Unavailable {

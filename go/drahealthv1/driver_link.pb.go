@@ -2924,7 +2924,10 @@ type ReportPrepareRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Step  Step                   `protobuf:"varint,1,opt,name=step,proto3,enum=drahealth.v1.Step" json:"step,omitempty"`
 	// At most 256, each claim once.
-	Outcomes      []*PrepareOutcome `protobuf:"bytes,2,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	Outcomes []*PrepareOutcome `protobuf:"bytes,2,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// UIDs of the call's claims that the driver did not try, because CheckClaims returned a verdict on them; at most
+	// 256, ignored for STEP_UNPREPARE and by older agents. The texts of the answers name these claims, too.
+	BlockedUids   []string `protobuf:"bytes,3,rep,name=blocked_uids,json=blockedUids,proto3" json:"blocked_uids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2969,6 +2972,13 @@ func (x *ReportPrepareRequest) GetStep() Step {
 func (x *ReportPrepareRequest) GetOutcomes() []*PrepareOutcome {
 	if x != nil {
 		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *ReportPrepareRequest) GetBlockedUids() []string {
+	if x != nil {
+		return x.BlockedUids
 	}
 	return nil
 }
@@ -3038,9 +3048,11 @@ func (x *PrepareOutcome) GetFailed() bool {
 
 type ReportPrepareReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One answer for each outcome, in the order of the request. The text of each of several failures names all
-	// of them, and claims that failed at the pod's other drivers, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
-	// report success: nothing can be undone on a broken device, and the pod would never terminate.
+	// One answer for each outcome, in the order of the request, then one for each of blocked_uids whose failure is
+	// recorded: its text replaces that of CheckClaims. The text of each of several failures names all of them, and
+	// claims that failed at the pod's other drivers, because the kubelet shows only one. If a failed unprepare has
+	// no verdict, the driver should report success: nothing can be undone on a broken device, and the pod would
+	// never terminate.
 	Answers       []*ClaimAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3264,10 +3276,11 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x05claim\x18\x01 \x01(\v2\x1a.drahealth.v1.PrepareClaimR\x05claim\x122\n" +
 	"\bevidence\x18\x02 \x03(\v2\x16.drahealth.v1.EvidenceR\bevidence\"G\n" +
 	"\rClassifyReply\x126\n" +
-	"\averdict\x18\x01 \x01(\v2\x1c.drahealth.v1.PrepareVerdictR\averdict\"x\n" +
+	"\averdict\x18\x01 \x01(\v2\x1c.drahealth.v1.PrepareVerdictR\averdict\"\x9b\x01\n" +
 	"\x14ReportPrepareRequest\x12&\n" +
 	"\x04step\x18\x01 \x01(\x0e2\x12.drahealth.v1.StepR\x04step\x128\n" +
-	"\boutcomes\x18\x02 \x03(\v2\x1c.drahealth.v1.PrepareOutcomeR\boutcomes\"\x8e\x01\n" +
+	"\boutcomes\x18\x02 \x03(\v2\x1c.drahealth.v1.PrepareOutcomeR\boutcomes\x12!\n" +
+	"\fblocked_uids\x18\x03 \x03(\tR\vblockedUids\"\x8e\x01\n" +
 	"\x0ePrepareOutcome\x120\n" +
 	"\x05claim\x18\x01 \x01(\v2\x1a.drahealth.v1.PrepareClaimR\x05claim\x122\n" +
 	"\bevidence\x18\x02 \x03(\v2\x16.drahealth.v1.EvidenceR\bevidence\x12\x16\n" +

@@ -212,6 +212,9 @@ class FixedLink:
         self.given.append([claim, evidence])
         return classify_evidence(evidence, PrepareContext(claim))
 
+    def recorded_failures(self, uids: Any) -> list[PrepareVerdict]:
+        return []
+
     def failures_at_other_drivers(self, claim: ClaimRef) -> list[OtherDriverFailure]:
         return []
 

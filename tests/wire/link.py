@@ -1,7 +1,7 @@
 """Driver that calls ``DriverLink`` by Google's gRPC and protobuf, and a fake handler for the agent."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -64,6 +64,8 @@ class RecordingHandler:
         """Event to wait for, by method."""
         self.blocked_uids: set[str] = set()
         """Uids of claims that must not be prepared."""
+        self.recorded: list[PrepareVerdict] = []
+        """Verdicts on failed prepares of earlier calls."""
         self.elsewhere: dict[str, list[OtherDriverFailure]] = {}
         """Failures at other drivers of a pod, by the name of this driver's claim."""
         self.newest: LatestValue[Taints] = LatestValue()
@@ -99,6 +101,11 @@ class RecordingHandler:
         """Classify like the PrepareFailureTracker without findings."""
         self._record("classify", (claim, tuple(evidence)))
         return classify_evidence(evidence, PrepareContext(claim, {}))
+
+    def recorded_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
+        """Return the verdicts of ``recorded`` on the claims with these UIDs."""
+        wanted = set(uids)
+        return [verdict for verdict in self.recorded if verdict.claim.uid in wanted]
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> list[OtherDriverFailure]:
         """Return the failures that a test sets for the claim's name."""

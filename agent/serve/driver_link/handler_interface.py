@@ -1,6 +1,6 @@
 """Interface between the driver link service and the handler of a driver's calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from agent.errors import DrahealthError
@@ -111,6 +111,12 @@ class DriverLinkHandler(Protocol):
 
         The result is None for a success, and for a failure that the driver should report to the kubelet as
         success.
+        """
+
+    def recorded_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
+        """Return the verdicts on the claims with these UIDs whose last prepare failed.
+
+        Reads no disk.
         """
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from agent.model.claim import Claim
+from agent.model.claim import Claim, ClaimRef
 from agent.model.health import TAINTS_MAX, Effect, Repair, Taint, Taints
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
@@ -76,11 +76,16 @@ def handle_report_prepare(data: bytes, driver: str, open_handler: Callable[[], D
     """Handle a call of ``ReportPrepare``. Arguments and errors are those of :func:`handle_sync_devices`."""
     prepare_report = requests.decode_report_prepare(data, driver)
     handler = open_handler()
-    claims, results = [result.claim for result in prepare_report.results], prepare_report.results
+    results = prepare_report.results
+    claims = [result.claim.ref for result in results]
     if prepare_report.unprepare:
         return _answers(v1.ReportPrepareReply, claims, handler.record_unprepares(results), kubelet_texts)
     texts = partial(kubelet_texts, elsewhere=handler.failures_at_other_drivers)
-    return _answers(v1.ReportPrepareReply, claims, handler.record_prepares(results), texts)
+    verdicts = handler.record_prepares(results)
+    blocked_uids = prepare_report.blocked_uids - {claim.uid for claim in claims}
+    blocked = handler.recorded_failures(sorted(blocked_uids))
+    claims += [verdict.claim for verdict in blocked]
+    return _answers(v1.ReportPrepareReply, claims, [*verdicts, *blocked], texts)
 
 
 METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler]], bytes]]] = {
@@ -122,7 +127,7 @@ def _taint(taint: Taint) -> FieldValues:
 
 def _answers(
     kind: type[Any],
-    claims: Sequence[Claim],
+    claims: Sequence[Claim | ClaimRef],
     verdicts: Sequence[PrepareVerdict | None],
     texts_of: Callable[[Sequence[PrepareVerdict]], Sequence[str]],
 ) -> bytes:

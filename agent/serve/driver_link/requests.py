@@ -63,7 +63,7 @@ LIMITS: Final[FieldLimits] = {
     v1.CheckFinding: {"code": 100, "evidence": TEXT_BYTES, "advice": TEXT_BYTES},
     v1.CheckClaimsRequest: {"claims": CLAIMS_MAX},
     v1.ClassifyRequest: {"evidence": EVIDENCE_MAX},
-    v1.ReportPrepareRequest: {"outcomes": CLAIMS_MAX},
+    v1.ReportPrepareRequest: {"outcomes": CLAIMS_MAX, "blocked_uids": CLAIMS_MAX},
     v1.PrepareOutcome: {"evidence": EVIDENCE_MAX},
     v1.PrepareClaim: {
         "namespace": NAME_BYTES,
@@ -127,6 +127,8 @@ class PrepareReport(NamedTuple):
     unprepare: bool
     """True: the results are those of unprepares. False: of prepares."""
     results: list[ReportedClaimResult]
+    blocked_uids: frozenset[str]
+    """UIDs of the call's claims that the driver did not try, because the agent knows why they fail."""
 
 
 def decode_sync_devices(data: bytes) -> list[DeviceDeclaration]:
@@ -171,7 +173,8 @@ def decode_report_prepare(data: bytes, driver: str) -> PrepareReport:
         _result(outcome, driver, f"outcomes[{index}]") for index, outcome in enumerate(request["outcomes"])
     ]
     _check_unique([result.claim for result in results], "outcomes[{}].claim")
-    return PrepareReport(request["step"] == v1.Step.UNPREPARE, results)
+    is_unprepare = request["step"] == v1.Step.UNPREPARE
+    return PrepareReport(is_unprepare, results, frozenset(request["blocked_uids"]))
 
 
 def check_watch_taints(data: bytes) -> None:

@@ -658,6 +658,12 @@ class ReportPrepareRequest(betterproto.Message):
     outcomes: List["PrepareOutcome"] = betterproto.message_field(2)
     """At most 256, each claim once."""
 
+    blocked_uids: List[str] = betterproto.string_field(3)
+    """
+    UIDs of the call's claims that the driver did not try, because CheckClaims returned a verdict on them; at most
+     256, ignored for STEP_UNPREPARE and by older agents. The texts of the answers name these claims, too.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class PrepareOutcome(betterproto.Message):
@@ -679,9 +685,11 @@ class PrepareOutcome(betterproto.Message):
 class ReportPrepareReply(betterproto.Message):
     answers: List["ClaimAnswer"] = betterproto.message_field(1)
     """
-    One answer for each outcome, in the order of the request. The text of each of several failures names all
-     of them, and claims that failed at the pod's other drivers, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
-     report success: nothing can be undone on a broken device, and the pod would never terminate.
+    One answer for each outcome, in the order of the request, then one for each of blocked_uids whose failure is
+     recorded: its text replaces that of CheckClaims. The text of each of several failures names all of them, and
+     claims that failed at the pod's other drivers, because the kubelet shows only one. If a failed unprepare has
+     no verdict, the driver should report success: nothing can be undone on a broken device, and the pod would
+     never terminate.
     """
 
 
