@@ -26,8 +26,8 @@ import (
 const budget = 500 * time.Millisecond
 
 // Prepare is the body of the driver's PrepareResourceClaims. It calls prepare for each claim, one after
-// another, except for claims with a known blocker, for which it returns the remembered error. An error
-// of prepare gets the agent's text, or keeps its own if the agent does not answer. The returned error is
+// another, except for claims with a known blocker, for which it returns the remembered error. Claims that accept
+// tainted devices or have admin access to all their devices are always tried. An error of prepare gets the agent's text, or keeps its own if the agent does not answer. The returned error is
 // always nil.
 func (c *Client) Prepare(
 	ctx context.Context,
@@ -152,7 +152,8 @@ type Call struct {
 	outcomes []*pb.PrepareOutcome
 }
 
-// StartPrepare requests the known blockers of the claims from the agent. StartPrepare and Report together
+// StartPrepare requests the known blockers of the claims from the agent, except of claims that accept tainted
+// devices or have admin access to all their devices. StartPrepare and Report together
 // block for at most 500 ms, and not at all while the agent is known to be absent. Report waits longer only
 // for the taint of a device that failed, see TaintWait.
 func (c *Client) StartPrepare(ctx context.Context, claims []*resourceapi.ResourceClaim) *Call {
@@ -167,9 +168,11 @@ func (c *Client) StartPrepare(ctx context.Context, claims []*resourceapi.Resourc
 	request := &pb.CheckClaimsRequest{}
 	for _, claim := range claims {
 		call.claims[claim.UID] = claimOf(claim, c.driver, c.version)
-		request.Claims = append(request.Claims, call.claims[claim.UID])
+		if !acceptsFaults(claim, c.driver) {
+			request.Claims = append(request.Claims, call.claims[claim.UID])
+		}
 	}
-	if len(claims) == 0 || c.absent() {
+	if len(request.Claims) == 0 || c.absent() {
 		return call
 	}
 	began := time.Now()
@@ -290,6 +293,28 @@ func claimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.Prepa
 		prepared.Fingerprint = hex.EncodeToString(sum[:])
 	}
 	return prepared
+}
+
+// acceptsFaults reports whether a claim is tried whatever the health of its devices: each of the driver's has admin
+// access, or a toleration of any taint that keeps pods off. The key of the toleration does not count.
+func acceptsFaults(claim *resourceapi.ResourceClaim, driver string) bool {
+	accepted := false
+	if claim.Status.Allocation == nil {
+		return false
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != driver {
+			continue
+		}
+		accepted = result.AdminAccess != nil && *result.AdminAccess ||
+			slices.ContainsFunc(result.Tolerations, func(toleration resourceapi.DeviceToleration) bool {
+				return toleration.Effect != "None" // empty: all effects
+			})
+		if !accepted {
+			return false
+		}
+	}
+	return accepted
 }
 
 func byUID(answers []*pb.ClaimAnswer) map[string]*pb.ClaimAnswer {

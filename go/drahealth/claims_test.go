@@ -154,6 +154,57 @@ func TestPrepareErrorHasTheAgentsText(t *testing.T) {
 	})
 }
 
+func TestClaimIsTriedDespiteFaultsThatItAccepts(t *testing.T) {
+	tolerates := func(effects ...resourceapi.DeviceTaintEffect) resourceapi.DeviceRequestAllocationResult {
+		result := claim("it").Status.Allocation.Devices.Results[0]
+		for _, effect := range effects {
+			result.Tolerations = append(result.Tolerations, resourceapi.DeviceToleration{Effect: effect})
+		}
+		return result
+	}
+	admin, plain, other := tolerates(), tolerates(), claim("it").Status.Allocation.Devices.Results[1]
+	admin.AdminAccess, plain.AdminAccess = new(true), new(false)
+	for name, test := range map[string]struct {
+		results []resourceapi.DeviceRequestAllocationResult
+		want    bool
+	}{
+		"admin access":      {[]resourceapi.DeviceRequestAllocationResult{admin, other}, true},
+		"any effect":        {[]resourceapi.DeviceRequestAllocationResult{tolerates("")}, true},
+		"NoSchedule":        {[]resourceapi.DeviceRequestAllocationResult{tolerates("None", "NoSchedule")}, true},
+		"NoExecute":         {[]resourceapi.DeviceRequestAllocationResult{tolerates("NoExecute"), admin}, true},
+		"None":              {[]resourceapi.DeviceRequestAllocationResult{tolerates("None")}, false},
+		"no admin access":   {[]resourceapi.DeviceRequestAllocationResult{plain}, false},
+		"one of two":        {[]resourceapi.DeviceRequestAllocationResult{admin, plain}, false},
+		"no driver's":       {[]resourceapi.DeviceRequestAllocationResult{other}, false},
+		"without a device":  {nil, false},
+		"without a setting": {[]resourceapi.DeviceRequestAllocationResult{tolerates()}, false},
+	} {
+		withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+			a.check = func(_ context.Context, request *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+				reply := &pb.CheckClaimsReply{}
+				for _, claim := range request.GetClaims() {
+					verdict := &pb.PrepareVerdict{Text: "known"}
+					reply.Answers = append(reply.Answers, &pb.ClaimAnswer{Uid: claim.GetUid(), Verdict: verdict})
+				}
+				return reply, nil
+			}
+			a.report = answerReport
+			a.start()
+			accepts := claim("it")
+			accepts.Status.Allocation.Devices.Results = test.results
+			tried := false
+			_, _ = c.Prepare(ctx, []*resourceapi.ResourceClaim{claim("blocked"), accepts},
+				func(_ context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+					tried = tried || claim.UID == "it"
+					return nil, nil
+				})
+			if tried != test.want {
+				t.Errorf("%s: tried: %t", name, tried)
+			}
+		})
+	}
+}
+
 func TestErrorsOfOneCallNameClaimsThatWereNotTried(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check = func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
