@@ -285,6 +285,14 @@ def test_success_of_another_claim_clears_fault_and_cache():
     assert cached_failure(ledger, A, "healthy", NOW + 6, "1") is None
 
 
+def test_success_with_admin_access_clears_no_fault():
+    with_admin = claim("b", "gpu-1", "gpu-0")
+    devices = tuple(device._replace(admin=device.device == "gpu-0") for device in with_admin.devices)
+    ledger = prepare_ledger.with_success(with_fault(), replace(with_admin, devices=devices), "", NOW + 5)
+    assert ledger.driver_faults.faults[0].expired_wall_s == 0
+    assert ledger.claims["uid-b"].outcome.devices == (ref("gpu-1"), ref("gpu-0"))
+
+
 def test_success_with_another_device_clears_no_fault():
     ledger = prepare_ledger.with_success(with_fault(), claim("b", "gpu-1"), "", NOW + 5)
     assert ledger.driver_faults.faults[0].expired_wall_s == 0

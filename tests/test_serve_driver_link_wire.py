@@ -189,6 +189,14 @@ def test_claim_has_driver_of_the_socket_and_own_fingerprint() -> None:
     assert len({item.fingerprint for item in claims}) == 3
 
 
+def test_claim_device_has_share_and_admin_access() -> None:
+    handler = RecordingHandler()
+    devices = [message("ClaimedDevice", device="gpu-0", share_id="s", admin_access=True)]
+    call("CheckClaims", check_of(message("PrepareClaim", uid="u", devices=devices)), handler)
+    ((_, [received]),) = handler.calls
+    assert received.devices == (ClaimDevice("", "gpu.example.com", "", "gpu-0", "s", admin=True),)
+
+
 def test_classify_without_claim_uses_empty_claim() -> None:
     handler = RecordingHandler()
     reply = call("Classify", message("ClassifyRequest", evidence=[message("Evidence", text="x")]), handler)

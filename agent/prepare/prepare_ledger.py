@@ -387,13 +387,13 @@ def with_success(
 ) -> PrepareLedger:
     """Return the prepare ledger with the successful prepare of a claim added.
 
-    Driver-reported faults of the claim's devices expire.
+    Driver-reported faults of the claim's devices expire, but not those of devices with admin access: the
+    claim's pods do not use such a device, so the prepare does not show that it works.
     """
     devices = _device_refs(claim)
+    used = _device_refs(replace(claim, devices=tuple(item for item in claim.devices if not item.admin)))
     outcome = LastPrepareResult(claim.ref, claim.fingerprint, health_fingerprint, devices, now_wall_s, None)
-    ledger = replace(
-        ledger, driver_faults=expire_faults_of_devices(ledger.driver_faults, devices, now_wall_s)
-    )
+    ledger = replace(ledger, driver_faults=expire_faults_of_devices(ledger.driver_faults, used, now_wall_s))
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
 
 

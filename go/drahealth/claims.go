@@ -273,7 +273,9 @@ func claimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.Prepa
 	}
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver == driver {
-			device := &pb.ClaimedDevice{Request: result.Request, Pool: result.Pool, Device: result.Device}
+			device := &pb.ClaimedDevice{
+				Request: result.Request, Pool: result.Pool, Device: result.Device, AdminAccess: hasAdminAccess(result),
+			}
 			if result.ShareID != nil {
 				device.ShareId = string(*result.ShareID)
 			}
@@ -306,7 +308,7 @@ func acceptsFaults(claim *resourceapi.ResourceClaim, driver string) bool {
 		if result.Driver != driver {
 			continue
 		}
-		accepted = result.AdminAccess != nil && *result.AdminAccess ||
+		accepted = hasAdminAccess(result) ||
 			slices.ContainsFunc(result.Tolerations, func(toleration resourceapi.DeviceToleration) bool {
 				return toleration.Effect != "None" // empty: all effects
 			})
@@ -315,6 +317,10 @@ func acceptsFaults(claim *resourceapi.ResourceClaim, driver string) bool {
 		}
 	}
 	return accepted
+}
+
+func hasAdminAccess(result resourceapi.DeviceRequestAllocationResult) bool {
+	return result.AdminAccess != nil && *result.AdminAccess
 }
 
 func byUID(answers []*pb.ClaimAnswer) map[string]*pb.ClaimAnswer {

@@ -641,6 +641,13 @@ func TestClaimOfHasOnlyTheDriversDevices(t *testing.T) {
 	if len(devices) != 1 || devices[0].GetDevice() != "dev-a" || devices[0].GetShareId() != "share" || devices[0].GetRequest() != "r" {
 		t.Errorf("unexpected devices: %v", devices)
 	}
+	if devices[0].GetAdminAccess() {
+		t.Error("admin access that the claim has not")
+	}
+	shared.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	if !claimOf(shared, driverName, "").GetDevices()[0].GetAdminAccess() {
+		t.Error("no admin access")
+	}
 	if of := claimOf(&resourceapi.ResourceClaim{}, driverName, ""); of.GetDevices() != nil {
 		t.Errorf("unexpected result: %v", of)
 	}

@@ -1751,7 +1751,9 @@ type ClaimedDevice struct {
 	Pool    string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	Device  string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
 	// Share ID of a device that several claims share; else empty.
-	ShareId       string `protobuf:"bytes,4,opt,name=share_id,json=shareId,proto3" json:"share_id,omitempty"`
+	ShareId string `protobuf:"bytes,4,opt,name=share_id,json=shareId,proto3" json:"share_id,omitempty"`
+	// Whether the claim has admin access. Then its successful prepare ends no fault of the device.
+	AdminAccess   bool `protobuf:"varint,5,opt,name=admin_access,json=adminAccess,proto3" json:"admin_access,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1812,6 +1814,13 @@ func (x *ClaimedDevice) GetShareId() string {
 		return x.ShareId
 	}
 	return ""
+}
+
+func (x *ClaimedDevice) GetAdminAccess() bool {
+	if x != nil {
+		return x.AdminAccess
+	}
+	return false
 }
 
 // Evidence for the class of a failure. Texts are at most 4 KiB each.
@@ -3190,12 +3199,13 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x125\n" +
 	"\adevices\x18\x04 \x03(\v2\x1b.drahealth.v1.ClaimedDeviceR\adevices\x12 \n" +
-	"\vfingerprint\x18\x05 \x01(\tR\vfingerprint\"p\n" +
+	"\vfingerprint\x18\x05 \x01(\tR\vfingerprint\"\x93\x01\n" +
 	"\rClaimedDevice\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x19\n" +
-	"\bshare_id\x18\x04 \x01(\tR\ashareId\"\xa0\x03\n" +
+	"\bshare_id\x18\x04 \x01(\tR\ashareId\x12!\n" +
+	"\fadmin_access\x18\x05 \x01(\bR\vadminAccess\"\xa0\x03\n" +
 	"\bEvidence\x12+\n" +
 	"\x05errno\x18\x01 \x01(\v2\x13.drahealth.v1.ErrnoH\x00R\x05errno\x12.\n" +
 	"\x04nvml\x18\x02 \x01(\v2\x18.drahealth.v1.NvmlReturnH\x00R\x04nvml\x12.\n" +

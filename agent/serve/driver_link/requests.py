@@ -245,9 +245,12 @@ def _claim(values: FieldValues, driver: str, field_path: str) -> Claim:
         raise _invalid(f"{field_path}.uid: is empty; set the claim's UID")
     devices = []
     for index, device in enumerate(values["devices"]):
+        admin = device.pop("admin_access")
         _check_names(device, device, f"{field_path}.devices[{index}]")
         devices.append(
-            ClaimDevice(device["request"], driver, device["pool"], device["device"], device["share_id"])
+            ClaimDevice(
+                device["request"], driver, device["pool"], device["device"], device["share_id"], admin=admin
+            )
         )
     fingerprint = values["fingerprint"]
     configs = (ClaimConfig("", (), {"fingerprint": fingerprint}),) if fingerprint else ()

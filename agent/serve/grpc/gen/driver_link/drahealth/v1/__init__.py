@@ -425,6 +425,11 @@ class ClaimedDevice(betterproto.Message):
     share_id: str = betterproto.string_field(4)
     """Share ID of a device that several claims share; else empty."""
 
+    admin_access: bool = betterproto.bool_field(5)
+    """
+    Whether the claim has admin access. Then its successful prepare ends no fault of the device.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class Evidence(betterproto.Message):
