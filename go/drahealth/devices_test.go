@@ -504,5 +504,12 @@ func TestMissingTaintDelaysTheErrorUpToItsLimit(t *testing.T) {
 		if len(complaints) != 1 {
 			t.Errorf("unexpected calls of OnError: %v", complaints)
 		}
+		c.Declare(cpu("dev-1"))
+		prepare(3 * second)
+		c.Declare(cpu("dev-2"))
+		prepare(0) // an undeclared device never has a taint
+		if len(complaints) != 2 {
+			t.Errorf("unexpected calls of OnError: %v", complaints)
+		}
 	}, handle, TaintWait(3*second))
 }

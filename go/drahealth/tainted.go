@@ -6,6 +6,7 @@ package drahealth
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,7 +82,8 @@ func keepsPodsOff(taints []resourceapi.DeviceTaint) bool {
 }
 
 // waitTainted waits until the function of WatchTaints has published taints of the devices that the verdicts
-// found failed, so that the scheduler gives them to no other pod before the kubelet has the error. OnError gets a taint that comes too late.
+// found failed, so that the scheduler gives them to no other pod before the kubelet has the error. OnError gets a
+// taint that comes too late. A device that is not declared never has a taint.
 func (c *Client) waitTainted(ctx context.Context, verdicts []*pb.PrepareVerdict) {
 	var failed []*pb.BlamedDevice
 	for _, verdict := range verdicts {
@@ -89,11 +91,15 @@ func (c *Client) waitTainted(ctx context.Context, verdicts []*pb.PrepareVerdict)
 			failed = append(failed, verdict.GetDevices()...)
 		}
 	}
+	declared := c.declared.Load()
+	failed = slices.DeleteFunc(failed, func(blamed *pb.BlamedDevice) bool {
+		return !declared.has(device{blamed.GetPool(), blamed.GetDevice()})
+	})
 	limit := time.NewTimer(c.taintWait)
 	defer limit.Stop()
 	for {
-		device, changed := c.published.missing(failed)
-		if device == nil || c.taintWait == 0 {
+		missing, changed := c.published.missing(failed)
+		if missing == nil || c.taintWait == 0 {
 			return
 		}
 		select {
@@ -101,7 +107,7 @@ func (c *Client) waitTainted(ctx context.Context, verdicts []*pb.PrepareVerdict)
 		case <-ctx.Done():
 			return
 		case <-limit.C:
-			name := device.GetPool() + "/" + device.GetDevice()
+			name := missing.GetPool() + "/" + missing.GetDevice()
 			c.complain(ctx, fmt.Errorf("%s: no taint published within %s", name, c.taintWait),
 				"the kubelet gets the error of a failed device before its taint")
 			return
