@@ -59,6 +59,8 @@ import (
 const (
 	// runtimeDir is the default directory of the agent's sockets.
 	runtimeDir = "/run/drahealth"
+	// driverMax is Kubernetes' limit of a driver's name [bytes].
+	driverMax = 63
 	// socketMax is the kernel's limit of a socket's path [bytes].
 	socketMax = 107
 	// reconnectMax is the longest pause before the next attempt to connect.
@@ -126,6 +128,9 @@ func OnError(handle func(ctx context.Context, err error, msg string)) Option {
 // New returns a client for a driver, named as in its ResourceSlices. It does not connect and never blocks.
 // It fails if the name or the path of the socket cannot be used.
 func New(driver string, options ...Option) (*Client, error) {
+	if len(driver) > driverMax {
+		return nil, fmt.Errorf("drahealth: driver name %q: %d bytes, limit %d; shorten it", driver, len(driver), driverMax)
+	}
 	if wrong := validation.IsDNS1123Subdomain(driver); len(wrong) > 0 {
 		return nil, fmt.Errorf("drahealth: driver name %q: %s", driver, wrong[0])
 	}

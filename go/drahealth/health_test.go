@@ -5,6 +5,7 @@ package drahealth
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
@@ -515,4 +516,20 @@ func TestDeviceOfAnAgentThatNeverAnsweredHasTheDefaultLease(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestClientRefusesNamesThatCannotBeUsed(t *testing.T) {
+	longest := strings.Repeat("d", 31) + "." + strings.Repeat("e", 31)
+	for name, want := range map[string]string{
+		longest:       "",
+		longest + "e": fmt.Sprintf(`drahealth: driver name "%se": 64 bytes, limit 63; shorten it`, longest),
+		"GPU":         `drahealth: driver name "GPU": a lowercase RFC 1123 subdomain`,
+	} {
+		c, err := New(name)
+		if want == "" && err == nil {
+			c.Close()
+		} else if want == "" || err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
