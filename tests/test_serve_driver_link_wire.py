@@ -19,6 +19,7 @@ from agent.model.health import Effect, Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, OtherDriverFailure, PrepareVerdict, Scope
 from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.evidence import (
+    ConnectionFailure,
     DecodeFailure,
     DriverReportedError,
     ErrnoEvidence,
@@ -28,6 +29,7 @@ from agent.prepare.evidence import (
     HttpStatus,
     NvmlCode,
     OperationTimeout,
+    UnreadableCdiFile,
 )
 from agent.serve.agent_api.encode import REPAIRS as AGENT_REPAIRS
 from agent.serve.driver_link import methods, requests
@@ -231,6 +233,14 @@ EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
     ({"driver_error": message("DriverReportedError", error_class=2, summary="s", requests=["a", "b/c"])},
      DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s", requests=("a", "b/c"))),
     ({"driver_error": message("DriverReportedError", summary="s", code="x.y")}, ErrorText("s")),
+    ({"operation_failure": message("OperationFailure", by="json.SyntaxError", operation=3, text="/s: no {")},
+     DecodeFailure("json.SyntaxError", "/s: no {", Operation.STATE)),
+    ({"operation_failure": message("OperationFailure", by="json.SyntaxError", operation=2, text="no {")},
+     UnreadableCdiFile("", "no {")),
+    ({"operation_failure": message("OperationFailure", by="x509.HostnameError", operation=5, text="not b")},
+     ConnectionFailure("x509.HostnameError", "not b", Operation.API)),
+    ({"operation_failure": message("OperationFailure", by="fpga.Locked", operation=5, text="bank 3")},
+     ErrorText("bank 3")),
     ({"text": "something"}, ErrorText("something")),
     ({"text": ""}, ErrorText("")),
 ]  # fmt: skip
@@ -263,6 +273,24 @@ def test_decode_error_is_classified_as_bad_config() -> None:
     assert (reply.verdict.error_class, reply.verdict.code) == (2, "config.decode")
 
 
+@pytest.mark.parametrize(
+    ("by", "operation", "code"),
+    [
+        ("json.UnmarshalTypeError", v1.Operation.STATE, "state.checkpoint_corrupt"),
+        ("x509.CertificateInvalidError", v1.Operation.API, "api.unreachable"),
+        ("tls.alert", v1.Operation.API, "api.unreachable"),
+        ("json.SyntaxError", v1.Operation.CDI, "cdi.malformed"),
+        ("net.DNSError", v1.Operation.DEVICE, "os.unconnected"),
+        ("fpga.Locked", v1.Operation.DEVICE, "driver.error"),
+    ],
+)
+def test_typed_error_of_an_operation_is_classified(by: str, operation: int, code: str) -> None:
+    failure = message("OperationFailure", by=by, operation=operation, text="no: 2026-11-21T10:04:04Z")
+    verdict = call("Classify", evidence_of(operation_failure=failure)).verdict
+    assert verdict.code == code
+    assert verdict.summary.endswith("no: <time>")
+
+
 def test_every_evidence_kind_and_enum_number_is_mapped() -> None:
     kinds = {next(iter(fields)) for fields, _ in EVIDENCE}
     assert kinds == set(load_descriptors()[API].message_types_by_name["Evidence"].fields_by_name)
@@ -289,7 +317,19 @@ LINES = st.text(st.characters(exclude_categories=("Cs",)), max_size=60) | st.sam
 
 
 @given(
-    st.sampled_from(["errno", "timeout", "decode_error", "driver_error", "text", "http", "grpc", "nvml"]),
+    st.sampled_from(
+        [
+            "errno",
+            "timeout",
+            "decode_error",
+            "driver_error",
+            "text",
+            "http",
+            "grpc",
+            "nvml",
+            "operation_failure",
+        ]
+    ),
     LINES,
 )
 def test_verdict_is_one_line_for_any_text(kind: str, line: str) -> None:
@@ -304,6 +344,7 @@ def test_verdict_is_one_line_for_any_text(kind: str, line: str) -> None:
         "http": message("HttpStatus", status=500, reason=line, message=line),
         "grpc": message("GrpcStatus", code=2, message=line),
         "nvml": message("NvmlReturn", code=15, device=line),
+        "operation_failure": message("OperationFailure", by=line, operation=3, text=line),
     }
     evidence = [message("Evidence", **{kind: texts[kind]})]
     verdict = call("Classify", message("ClassifyRequest", claim=claim("u", "d"), evidence=evidence)).verdict
@@ -354,8 +395,8 @@ LONG = [
 """Texts in evidence: oneof field and message, field of the text, and other fields to set."""
 
 NO_EVIDENCE = (
-    "evidence: 0 entries with one of errno, nvml, grpc, http, timeout, decode_error, driver_error, text; "
-    "must be at least 1"
+    "evidence: 0 entries with one of errno, nvml, grpc, http, timeout, decode_error, driver_error, "
+    "operation_failure, text; must be at least 1"
 )
 
 INVALID = [

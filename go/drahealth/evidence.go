@@ -48,10 +48,14 @@ const (
 	errorsMax = 64
 	// requestsMax is the agent's limit of requests of an error.
 	requestsMax = 128
+	// noType replaces the type of an error that is only a text.
+	noType = "decoder"
 )
 
 // Doing marks an error with the operation that failed; nil stays nil. An error of OpConfig without other
-// evidence counts as invalid parameters of the user.
+// evidence counts as invalid parameters of the user. Of other operations the agent knows errors of encoding/json
+// and gopkg.in/yaml, such as a corrupt checkpoint, and of failed connections: types of net, crypto/tls and
+// crypto/x509.
 func Doing(operation Operation, err error) error {
 	if err == nil {
 		return nil
@@ -158,8 +162,8 @@ func (e *nvmlError) NVMLReturn() int { return e.code }
 
 // Evidence returns what the agent gets of an error, a line for each piece, for logs and for the driver's
 // tests. Outermost first: marks of this package, errno with its file, timeouts, gRPC or API server
-// status, NVML return codes; the text comes last and has the least weight. Errors that are wrapped count,
-// one or several; an error that was formatted with %v instead of %w is text only.
+// status, NVML return codes, types of errors of an operation; the text comes last and has the least weight.
+// Errors that are wrapped count, one or several; an error that was formatted with %v instead of %w is text only.
 func Evidence(err error) []string {
 	var lines []string
 	for _, piece := range evidenceOf(err) {
@@ -203,6 +207,9 @@ func lineOf(evidence *pb.Evidence) string {
 	case *pb.Evidence_DecodeError:
 		return fmt.Sprintf("decode-error by=%s%s text=%q", kind.DecodeError.GetBy(),
 			requestsOf(kind.DecodeError.GetRequests()), kind.DecodeError.GetText())
+	case *pb.Evidence_OperationFailure:
+		e := kind.OperationFailure
+		return fmt.Sprintf("operation-failure by=%s operation=%s", e.GetBy(), Operation(e.GetOperation()))
 	default:
 		return fmt.Sprintf("text %q", evidence.GetText())
 	}
@@ -261,6 +268,9 @@ func (w *walk) errors(err error, at place) {
 	}
 	if len(inner) == 0 {
 		w.late(err, at)
+		if len(w.found) == before {
+			w.typed(err, at)
+		}
 	}
 	if _, marked := err.(*doing); marked && at.operation == OpConfig && len(w.found) == before {
 		w.add(&pb.Evidence{Kind: &pb.Evidence_DecodeError{DecodeError: &pb.DecodeError{
@@ -346,6 +356,17 @@ func (w *walk) late(err error, at place) {
 	}}})
 }
 
+// typed adds the type of an innermost error of an operation. All errors of OpConfig count as a DecodeError.
+func (w *walk) typed(err error, at place) {
+	by := typeOf(err)
+	if by == noType || at.operation == 0 || at.operation == OpConfig {
+		return
+	}
+	w.add(&pb.Evidence{Kind: &pb.Evidence_OperationFailure{OperationFailure: &pb.OperationFailure{
+		By: evidenceText(by), Operation: pb.Operation(at.operation), Text: w.whole,
+	}}})
+}
+
 // requestsIn returns the requests that an error below names, else those from the outer errors.
 func requestsIn(err error, at place) []string {
 	for range errorsMax { // not errors.As: a chain may be endless
@@ -375,7 +396,7 @@ func isSubrequest(name string) bool {
 
 func (w *walk) add(evidence *pb.Evidence) { w.found = append(w.found, evidence) }
 
-// typeOf returns the type of the innermost error, or "decoder" for a type without meaning.
+// typeOf returns the type of the innermost error, or noType for a type without meaning.
 func typeOf(err error) string {
 	for range errorsMax {
 		if inner := errors.Unwrap(err); inner != nil {
@@ -384,7 +405,7 @@ func typeOf(err error) string {
 	}
 	name := strings.TrimPrefix(fmt.Sprintf("%T", err), "*")
 	if strings.HasPrefix(name, "errors.") || strings.HasPrefix(name, "fmt.") {
-		return "decoder"
+		return noType
 	}
 	return name
 }

@@ -5,6 +5,8 @@ package drahealth
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,6 +58,12 @@ func shown(err error) (all []string) {
 			if requests := kind.DecodeError.GetRequests(); len(requests) > 0 {
 				all = append(all, fmt.Sprintf("of %q", requests))
 			}
+		case *pb.Evidence_OperationFailure:
+			failure := kind.OperationFailure
+			all = append(all, fmt.Sprintf("failure %s %d", failure.GetBy(), failure.GetOperation()))
+			if failure.GetText() != err.Error() {
+				all = append(all, failure.GetText())
+			}
 		case *pb.Evidence_Text:
 			all = append(all, "text")
 		}
@@ -99,6 +107,14 @@ func TestEvidenceOfEachKindOfError(t *testing.T) {
 		{number, "text"},
 		{Doing(OpConfig, number), "decode_error json.UnmarshalTypeError; text"},
 		{Doing(OpConfig, errors.New("strict decoding error")), "decode_error decoder; text"},
+		{Doing(OpState, fmt.Errorf("/ledger: %w", number)), "failure json.UnmarshalTypeError 3; text"},
+		{Doing(OpState, fmt.Errorf("%w, %w", errors.New("no ledger"), number)), "failure json.UnmarshalTypeError 3; text"},
+		{Doing(OpAPI, &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}), "failure x509.UnknownAuthorityError 5; text"},
+		{Doing(OpAPI, &net.DNSError{Err: "no such host", Name: "api"}), "failure net.DNSError 5; text"},
+		{&net.DNSError{Err: "no such host", Name: "api"}, "text"},
+		{Doing(OpState, errors.New("no ledger")), "text"},
+		{Doing(OpState, pathError("/ledger")), "errno 28 3 /ledger; text"},
+		{Doing(OpConfig, Doing(OpState, number)), "failure json.UnmarshalTypeError 3; text"},
 		{Doing(OpConfig, BadConfig("fpga.mode", "mode 9, 0 to 3")), `word 2 fpga.mode "mode 9, 0 to 3"  0; text`},
 		{Doing(OpConfig, pathError("/etc/x")), "errno 28 4 /etc/x; text"},
 		{Transient("fpga.training", "link trains").After(90 * time.Second), `word 1 fpga.training "link trains"  90; text`},
@@ -147,6 +163,7 @@ func TestEvidenceLinesHaveAllValues(t *testing.T) {
 		{Doing(OpConfig, errors.New("no JSON")), `decode-error by=decoder text="no JSON"`},
 		{ForRequests(BadConfig("gpu.mode", "mode 9"), "a", "b"), `driver-error class=bad-config code=gpu.mode request=a,b summary="mode 9"`},
 		{ForRequests(Doing(OpConfig, errors.New("no JSON")), "a"), `decode-error by=decoder request=a text="no JSON"`},
+		{Doing(OpAPI, x509.UnknownAuthorityError{}), `operation-failure by=x509.UnknownAuthorityError operation=api`},
 		{errors.New("bank is locked"), `text "bank is locked"`},
 	} {
 		if got := Evidence(test.err)[0]; got != test.want {

@@ -1836,6 +1836,7 @@ type Evidence struct {
 	//	*Evidence_DecodeError
 	//	*Evidence_DriverError
 	//	*Evidence_Text
+	//	*Evidence_OperationFailure
 	Kind          isEvidence_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1950,6 +1951,15 @@ func (x *Evidence) GetText() string {
 	return ""
 }
 
+func (x *Evidence) GetOperationFailure() *OperationFailure {
+	if x != nil {
+		if x, ok := x.Kind.(*Evidence_OperationFailure); ok {
+			return x.OperationFailure
+		}
+	}
+	return nil
+}
+
 type isEvidence_Kind interface {
 	isEvidence_Kind()
 }
@@ -1990,6 +2000,11 @@ type Evidence_Text struct {
 	Text string `protobuf:"bytes,8,opt,name=text,proto3,oneof"`
 }
 
+type Evidence_OperationFailure struct {
+	// Failure of an operation that is no timeout, and whose error has a type, but no number or status.
+	OperationFailure *OperationFailure `protobuf:"bytes,9,opt,name=operation_failure,json=operationFailure,proto3,oneof"`
+}
+
 func (*Evidence_Errno) isEvidence_Kind() {}
 
 func (*Evidence_Nvml) isEvidence_Kind() {}
@@ -2005,6 +2020,8 @@ func (*Evidence_DecodeError) isEvidence_Kind() {}
 func (*Evidence_DriverError) isEvidence_Kind() {}
 
 func (*Evidence_Text) isEvidence_Kind() {}
+
+func (*Evidence_OperationFailure) isEvidence_Kind() {}
 
 // Error number of a system call.
 type Errno struct {
@@ -2320,6 +2337,67 @@ func (x *Timeout) GetText() string {
 	return ""
 }
 
+type OperationFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Go type of the innermost error, "x509.UnknownAuthorityError".
+	By            string    `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	Operation     Operation `protobuf:"varint,2,opt,name=operation,proto3,enum=drahealth.v1.Operation" json:"operation,omitempty"`
+	Text          string    `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationFailure) Reset() {
+	*x = OperationFailure{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationFailure) ProtoMessage() {}
+
+func (x *OperationFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationFailure.ProtoReflect.Descriptor instead.
+func (*OperationFailure) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *OperationFailure) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *OperationFailure) GetOperation() Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return Operation_OPERATION_UNSPECIFIED
+}
+
+func (x *OperationFailure) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type DecodeError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the decoder or of the check that refused the parameters, e.g. "strict decoding error".
@@ -2333,7 +2411,7 @@ type DecodeError struct {
 
 func (x *DecodeError) Reset() {
 	*x = DecodeError{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2423,7 @@ func (x *DecodeError) String() string {
 func (*DecodeError) ProtoMessage() {}
 
 func (x *DecodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2436,7 @@ func (x *DecodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeError.ProtoReflect.Descriptor instead.
 func (*DecodeError) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{26}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DecodeError) GetBy() string {
@@ -2406,7 +2484,7 @@ type DriverReportedError struct {
 
 func (x *DriverReportedError) Reset() {
 	*x = DriverReportedError{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2496,7 @@ func (x *DriverReportedError) String() string {
 func (*DriverReportedError) ProtoMessage() {}
 
 func (x *DriverReportedError) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2509,7 @@ func (x *DriverReportedError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverReportedError.ProtoReflect.Descriptor instead.
 func (*DriverReportedError) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{27}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DriverReportedError) GetErrorClass() ErrorClass {
@@ -2515,7 +2593,7 @@ type PrepareVerdict struct {
 
 func (x *PrepareVerdict) Reset() {
 	*x = PrepareVerdict{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2605,7 @@ func (x *PrepareVerdict) String() string {
 func (*PrepareVerdict) ProtoMessage() {}
 
 func (x *PrepareVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2618,7 @@ func (x *PrepareVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareVerdict.ProtoReflect.Descriptor instead.
 func (*PrepareVerdict) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{28}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PrepareVerdict) GetErrorClass() ErrorClass {
@@ -2638,7 +2716,7 @@ type BlamedDevice struct {
 
 func (x *BlamedDevice) Reset() {
 	*x = BlamedDevice{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2728,7 @@ func (x *BlamedDevice) String() string {
 func (*BlamedDevice) ProtoMessage() {}
 
 func (x *BlamedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2741,7 @@ func (x *BlamedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlamedDevice.ProtoReflect.Descriptor instead.
 func (*BlamedDevice) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{29}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BlamedDevice) GetDriver() string {
@@ -2697,7 +2775,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2787,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2800,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{30}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*PrepareClaim {
@@ -2742,7 +2820,7 @@ type CheckClaimsReply struct {
 
 func (x *CheckClaimsReply) Reset() {
 	*x = CheckClaimsReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2832,7 @@ func (x *CheckClaimsReply) String() string {
 func (*CheckClaimsReply) ProtoMessage() {}
 
 func (x *CheckClaimsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2845,7 @@ func (x *CheckClaimsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsReply.ProtoReflect.Descriptor instead.
 func (*CheckClaimsReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{31}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckClaimsReply) GetAnswers() []*ClaimAnswer {
@@ -2789,7 +2867,7 @@ type ClaimAnswer struct {
 
 func (x *ClaimAnswer) Reset() {
 	*x = ClaimAnswer{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2801,7 +2879,7 @@ func (x *ClaimAnswer) String() string {
 func (*ClaimAnswer) ProtoMessage() {}
 
 func (x *ClaimAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2814,7 +2892,7 @@ func (x *ClaimAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAnswer.ProtoReflect.Descriptor instead.
 func (*ClaimAnswer) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{32}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClaimAnswer) GetUid() string {
@@ -2843,7 +2921,7 @@ type ClassifyRequest struct {
 
 func (x *ClassifyRequest) Reset() {
 	*x = ClassifyRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[33]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +2933,7 @@ func (x *ClassifyRequest) String() string {
 func (*ClassifyRequest) ProtoMessage() {}
 
 func (x *ClassifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[33]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +2946,7 @@ func (x *ClassifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyRequest.ProtoReflect.Descriptor instead.
 func (*ClassifyRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{33}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ClassifyRequest) GetClaim() *PrepareClaim {
@@ -2894,7 +2972,7 @@ type ClassifyReply struct {
 
 func (x *ClassifyReply) Reset() {
 	*x = ClassifyReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[34]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +2984,7 @@ func (x *ClassifyReply) String() string {
 func (*ClassifyReply) ProtoMessage() {}
 
 func (x *ClassifyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[34]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +2997,7 @@ func (x *ClassifyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyReply.ProtoReflect.Descriptor instead.
 func (*ClassifyReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{34}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ClassifyReply) GetVerdict() *PrepareVerdict {
@@ -2943,7 +3021,7 @@ type ReportPrepareRequest struct {
 
 func (x *ReportPrepareRequest) Reset() {
 	*x = ReportPrepareRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[35]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3033,7 @@ func (x *ReportPrepareRequest) String() string {
 func (*ReportPrepareRequest) ProtoMessage() {}
 
 func (x *ReportPrepareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[35]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3046,7 @@ func (x *ReportPrepareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPrepareRequest.ProtoReflect.Descriptor instead.
 func (*ReportPrepareRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{35}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportPrepareRequest) GetStep() Step {
@@ -3006,7 +3084,7 @@ type PrepareOutcome struct {
 
 func (x *PrepareOutcome) Reset() {
 	*x = PrepareOutcome{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[36]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3018,7 +3096,7 @@ func (x *PrepareOutcome) String() string {
 func (*PrepareOutcome) ProtoMessage() {}
 
 func (x *PrepareOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[36]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3031,7 +3109,7 @@ func (x *PrepareOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareOutcome.ProtoReflect.Descriptor instead.
 func (*PrepareOutcome) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{36}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PrepareOutcome) GetClaim() *PrepareClaim {
@@ -3069,7 +3147,7 @@ type ReportPrepareReply struct {
 
 func (x *ReportPrepareReply) Reset() {
 	*x = ReportPrepareReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[37]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3159,7 @@ func (x *ReportPrepareReply) String() string {
 func (*ReportPrepareReply) ProtoMessage() {}
 
 func (x *ReportPrepareReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[37]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3172,7 @@ func (x *ReportPrepareReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPrepareReply.ProtoReflect.Descriptor instead.
 func (*ReportPrepareReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{37}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReportPrepareReply) GetAnswers() []*ClaimAnswer {
@@ -3205,7 +3283,7 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x19\n" +
 	"\bshare_id\x18\x04 \x01(\tR\ashareId\x12!\n" +
-	"\fadmin_access\x18\x05 \x01(\bR\vadminAccess\"\xa0\x03\n" +
+	"\fadmin_access\x18\x05 \x01(\bR\vadminAccess\"\xef\x03\n" +
 	"\bEvidence\x12+\n" +
 	"\x05errno\x18\x01 \x01(\v2\x13.drahealth.v1.ErrnoH\x00R\x05errno\x12.\n" +
 	"\x04nvml\x18\x02 \x01(\v2\x18.drahealth.v1.NvmlReturnH\x00R\x04nvml\x12.\n" +
@@ -3214,7 +3292,8 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\atimeout\x18\x05 \x01(\v2\x15.drahealth.v1.TimeoutH\x00R\atimeout\x12>\n" +
 	"\fdecode_error\x18\x06 \x01(\v2\x19.drahealth.v1.DecodeErrorH\x00R\vdecodeError\x12F\n" +
 	"\fdriver_error\x18\a \x01(\v2!.drahealth.v1.DriverReportedErrorH\x00R\vdriverError\x12\x14\n" +
-	"\x04text\x18\b \x01(\tH\x00R\x04textB\x06\n" +
+	"\x04text\x18\b \x01(\tH\x00R\x04text\x12M\n" +
+	"\x11operation_failure\x18\t \x01(\v2\x1e.drahealth.v1.OperationFailureH\x00R\x10operationFailureB\x06\n" +
 	"\x04kind\"~\n" +
 	"\x05Errno\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x03R\x06number\x125\n" +
@@ -3238,6 +3317,10 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"kubernetes\x18\x04 \x01(\bR\n" +
 	"kubernetes\"d\n" +
 	"\aTimeout\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x125\n" +
+	"\toperation\x18\x02 \x01(\x0e2\x17.drahealth.v1.OperationR\toperation\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"m\n" +
+	"\x10OperationFailure\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x125\n" +
 	"\toperation\x18\x02 \x01(\x0e2\x17.drahealth.v1.OperationR\toperation\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\"M\n" +
@@ -3358,7 +3441,7 @@ func file_drahealth_v1_driver_link_proto_rawDescGZIP() []byte {
 }
 
 var file_drahealth_v1_driver_link_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_drahealth_v1_driver_link_proto_goTypes = []any{
 	(TaintEffect)(0),             // 0: drahealth.v1.TaintEffect
 	(CheckSeverity)(0),           // 1: drahealth.v1.CheckSeverity
@@ -3392,18 +3475,19 @@ var file_drahealth_v1_driver_link_proto_goTypes = []any{
 	(*GrpcStatus)(nil),           // 29: drahealth.v1.GrpcStatus
 	(*HttpStatus)(nil),           // 30: drahealth.v1.HttpStatus
 	(*Timeout)(nil),              // 31: drahealth.v1.Timeout
-	(*DecodeError)(nil),          // 32: drahealth.v1.DecodeError
-	(*DriverReportedError)(nil),  // 33: drahealth.v1.DriverReportedError
-	(*PrepareVerdict)(nil),       // 34: drahealth.v1.PrepareVerdict
-	(*BlamedDevice)(nil),         // 35: drahealth.v1.BlamedDevice
-	(*CheckClaimsRequest)(nil),   // 36: drahealth.v1.CheckClaimsRequest
-	(*CheckClaimsReply)(nil),     // 37: drahealth.v1.CheckClaimsReply
-	(*ClaimAnswer)(nil),          // 38: drahealth.v1.ClaimAnswer
-	(*ClassifyRequest)(nil),      // 39: drahealth.v1.ClassifyRequest
-	(*ClassifyReply)(nil),        // 40: drahealth.v1.ClassifyReply
-	(*ReportPrepareRequest)(nil), // 41: drahealth.v1.ReportPrepareRequest
-	(*PrepareOutcome)(nil),       // 42: drahealth.v1.PrepareOutcome
-	(*ReportPrepareReply)(nil),   // 43: drahealth.v1.ReportPrepareReply
+	(*OperationFailure)(nil),     // 32: drahealth.v1.OperationFailure
+	(*DecodeError)(nil),          // 33: drahealth.v1.DecodeError
+	(*DriverReportedError)(nil),  // 34: drahealth.v1.DriverReportedError
+	(*PrepareVerdict)(nil),       // 35: drahealth.v1.PrepareVerdict
+	(*BlamedDevice)(nil),         // 36: drahealth.v1.BlamedDevice
+	(*CheckClaimsRequest)(nil),   // 37: drahealth.v1.CheckClaimsRequest
+	(*CheckClaimsReply)(nil),     // 38: drahealth.v1.CheckClaimsReply
+	(*ClaimAnswer)(nil),          // 39: drahealth.v1.ClaimAnswer
+	(*ClassifyRequest)(nil),      // 40: drahealth.v1.ClassifyRequest
+	(*ClassifyReply)(nil),        // 41: drahealth.v1.ClassifyReply
+	(*ReportPrepareRequest)(nil), // 42: drahealth.v1.ReportPrepareRequest
+	(*PrepareOutcome)(nil),       // 43: drahealth.v1.PrepareOutcome
+	(*ReportPrepareReply)(nil),   // 44: drahealth.v1.ReportPrepareReply
 }
 var file_drahealth_v1_driver_link_proto_depIdxs = []int32{
 	8,  // 0: drahealth.v1.SyncDevicesRequest.devices:type_name -> drahealth.v1.DeclaredDevice
@@ -3427,42 +3511,44 @@ var file_drahealth_v1_driver_link_proto_depIdxs = []int32{
 	29, // 18: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
 	30, // 19: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
 	31, // 20: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
-	32, // 21: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
-	33, // 22: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
-	2,  // 23: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
-	2,  // 24: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
-	3,  // 25: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
-	3,  // 26: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
-	35, // 27: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
-	4,  // 28: drahealth.v1.PrepareVerdict.repair:type_name -> drahealth.v1.DeviceRepair
-	24, // 29: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
-	38, // 30: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	34, // 31: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
-	24, // 32: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
-	26, // 33: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
-	34, // 34: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
-	5,  // 35: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
-	42, // 36: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
-	24, // 37: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
-	26, // 38: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
-	38, // 39: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	6,  // 40: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
-	15, // 41: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
-	36, // 42: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
-	39, // 43: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
-	41, // 44: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
-	19, // 45: drahealth.v1.DriverLink.ReportChecks:input_type -> drahealth.v1.ReportChecksRequest
-	7,  // 46: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
-	16, // 47: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
-	37, // 48: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
-	40, // 49: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
-	43, // 50: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
-	20, // 51: drahealth.v1.DriverLink.ReportChecks:output_type -> drahealth.v1.ReportChecksReply
-	46, // [46:52] is the sub-list for method output_type
-	40, // [40:46] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	33, // 21: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
+	34, // 22: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
+	32, // 23: drahealth.v1.Evidence.operation_failure:type_name -> drahealth.v1.OperationFailure
+	2,  // 24: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
+	2,  // 25: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
+	2,  // 26: drahealth.v1.OperationFailure.operation:type_name -> drahealth.v1.Operation
+	3,  // 27: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
+	3,  // 28: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
+	36, // 29: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
+	4,  // 30: drahealth.v1.PrepareVerdict.repair:type_name -> drahealth.v1.DeviceRepair
+	24, // 31: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
+	39, // 32: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	35, // 33: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
+	24, // 34: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
+	26, // 35: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
+	35, // 36: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
+	5,  // 37: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
+	43, // 38: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
+	24, // 39: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
+	26, // 40: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
+	39, // 41: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	6,  // 42: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
+	15, // 43: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
+	37, // 44: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
+	40, // 45: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
+	42, // 46: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
+	19, // 47: drahealth.v1.DriverLink.ReportChecks:input_type -> drahealth.v1.ReportChecksRequest
+	7,  // 48: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
+	16, // 49: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
+	38, // 50: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
+	41, // 51: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
+	44, // 52: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
+	20, // 53: drahealth.v1.DriverLink.ReportChecks:output_type -> drahealth.v1.ReportChecksReply
+	48, // [48:54] is the sub-list for method output_type
+	42, // [42:48] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_drahealth_v1_driver_link_proto_init() }
@@ -3494,6 +3580,7 @@ func file_drahealth_v1_driver_link_proto_init() {
 		(*Evidence_DecodeError)(nil),
 		(*Evidence_DriverError)(nil),
 		(*Evidence_Text)(nil),
+		(*Evidence_OperationFailure)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3503,7 +3590,7 @@ func file_drahealth_v1_driver_link_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drahealth_v1_driver_link_proto_rawDesc), len(file_drahealth_v1_driver_link_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

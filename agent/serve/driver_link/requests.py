@@ -14,6 +14,7 @@ from agent.model.claim import Claim, ClaimConfig, ClaimDevice
 from agent.model.health import Finding, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation
 from agent.prepare.evidence import (
+    ConnectionFailure,
     DecodeFailure,
     DriverReportedError,
     ErrnoEvidence,
@@ -23,10 +24,11 @@ from agent.prepare.evidence import (
     HttpStatus,
     NvmlCode,
     OperationTimeout,
+    UnreadableCdiFile,
     operation_of_path,
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS
-from agent.prepare.kubelet_message import sanitize
+from agent.prepare.kubelet_message import normalize, sanitize
 from agent.serve.driver_link.handler_interface import (
     DeviceDeclaration,
     DriverCheckResult,
@@ -79,6 +81,7 @@ LIMITS: Final[FieldLimits] = {
     v1.GrpcStatus: {"code": (1, 16), "message": TEXT_BYTES},
     v1.HttpStatus: {"status": (400, 599), "reason": TEXT_BYTES, "message": TEXT_BYTES},
     v1.Timeout: {"by": TEXT_BYTES, "text": TEXT_BYTES},
+    v1.OperationFailure: {"by": TEXT_BYTES, "text": TEXT_BYTES},
     v1.DecodeError: {"by": TEXT_BYTES, "text": TEXT_BYTES, "requests": DEVICES_MAX},
     v1.DriverReportedError: {
         "code": TEXT_BYTES,
@@ -115,6 +118,10 @@ RUNS_DEFAULT: Final = 3
 LEASE_PERIODS: Final = 3
 LEASE_MIN_S: Final = 2.0
 """Shortest default lease of a check's result [s]; the default is LEASE_PERIODS periods of the check."""
+DECODER_TYPES: Final = frozenset({"json.SyntaxError", "json.UnmarshalTypeError", "yaml.TypeError"})
+"""Go types of errors of data that cannot be decoded."""
+CONNECTION_PACKAGES: Final = frozenset({"net", "tls", "x509"})
+"""Go packages whose types of errors stand for a failed connection."""
 OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
 
 
@@ -299,6 +306,16 @@ def _errno(values: FieldValues, _: str) -> Evidence:
     return ErrnoEvidence(number, operation, path, values["text"] or os.strerror(number))
 
 
+def _operation_failure(values: FieldValues, _: str) -> Evidence:
+    by, text, operation = values["by"], normalize(values["text"]), _operation(values)
+    if by in DECODER_TYPES:
+        is_cdi = operation is Operation.CDI
+        return UnreadableCdiFile("", text) if is_cdi else DecodeFailure(by, text, operation)
+    if by.partition(".")[0] in CONNECTION_PACKAGES:
+        return ConnectionFailure(sanitize(by), text, operation)
+    return ErrorText(values["text"])
+
+
 def _requests(values: FieldValues, field_path: str) -> tuple[str, ...]:
     """Return the names of a claim's requests. Raises GRPCError for a name that no request can have."""
     for index, name in enumerate(values["requests"]):
@@ -346,6 +363,7 @@ _EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
         requests=_requests(values, field_path),
     ),
     "driver_error": _driver_error,
+    "operation_failure": _operation_failure,
     "text": lambda text, _: ErrorText(text),
 }
 """Function that converts each kind of evidence, by name of its field in the proto file.

@@ -455,6 +455,11 @@ class Evidence(betterproto.Message):
     Text of the error, if there is no other evidence. A class that is guessed from it is never permanent.
     """
 
+    operation_failure: "OperationFailure" = betterproto.message_field(9, group="kind")
+    """
+    Failure of an operation that is no timeout, and whose error has a type, but no number or status.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class Errno(betterproto.Message):
@@ -513,6 +518,15 @@ class HttpStatus(betterproto.Message):
 class Timeout(betterproto.Message):
     by: str = betterproto.string_field(1)
     """Name of the error, e.g. "context.DeadlineExceeded"."""
+
+    operation: "Operation" = betterproto.enum_field(2)
+    text: str = betterproto.string_field(3)
+
+
+@dataclass(eq=False, repr=False)
+class OperationFailure(betterproto.Message):
+    by: str = betterproto.string_field(1)
+    """Go type of the innermost error, "x509.UnknownAuthorityError"."""
 
     operation: "Operation" = betterproto.enum_field(2)
     text: str = betterproto.string_field(3)
