@@ -29,12 +29,12 @@ from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.consumers import ConsumerMap
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredOtherDevice, DriverDevice
 from agent.model.health import DeviceHealth, Effect, Health, Severity
-from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
+from agent.model.prepare import DriverFault, ErrorClass, Operation, PrepareVerdict
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.prepare.error_tables import ErrorPattern
-from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
+from agent.prepare.evidence import DecodeFailure, DriverReportedError, ErrnoEvidence, ErrorText
 from agent.serve.driver_link.handler_interface import DeviceDeclaration, ReportedClaimResult, TooManyDevices
 from agent.sources.declaration_file import read_declarations
 from agent.store.driver_files import LEDGER_FILE, load_ledger
@@ -527,6 +527,14 @@ def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> N
     assert other_failures(agent, B, "c") == []
     second.record_prepares([ReportedClaimResult(claim(B, "b"), None)])
     assert other_failures(agent, A, "a") == []
+
+
+def test_blocked_claim_has_the_verdict_of_its_failed_prepare(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    session.record_prepares([ReportedClaimResult(claim(A), (DecodeFailure("json", "no", Operation.CONFIG),))])
+    session.record_prepares([ReportedClaimResult(claim(A, "b"), (ErrorText("no"),))])
+    assert session.check_claims([claim(A), claim(A, "b")]) == [*session.recorded_failures(["uid-a"]), None]
+    assert [verdict.code for verdict in session.recorded_failures(["uid-a", "uid-x"])] == ["config.decode"]
 
 
 def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent) -> None:
