@@ -26,9 +26,9 @@ import (
 const budget = 500 * time.Millisecond
 
 // Prepare is the body of the driver's PrepareResourceClaims. It calls prepare for each claim, one after
-// another, except for claims with a known blocker, for which it returns the remembered error. Claims that accept
-// tainted devices or have admin access to all their devices are always tried. An error of prepare gets the agent's text, or keeps its own if the agent does not answer. The returned error is
-// always nil.
+// another, except for claims with a known blocker, for which it returns the remembered error. Claims that
+// accept tainted devices or have admin access to all their devices are always tried. An error of prepare
+// gets the agent's text, or keeps its own if the agent does not answer. The returned error is always nil.
 func (c *Client) Prepare(
 	ctx context.Context,
 	claims []*resourceapi.ResourceClaim,
