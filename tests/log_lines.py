@@ -266,6 +266,8 @@ CASES: Final[list[tuple[str, HostLogLine]]] = [
      "severity(3) ERROR:", HostLogLine(KernelLogCode.NIC_HEAT, "0000:41:00.0", ("High temperature",))),
     ("mlx5_core 0000:d2:00.1: print_health_info:384:(pid 3222): synd 0x10: High temperature",
      HostLogLine(KernelLogCode.NIC_HEAT, "0000:d2:00.1", ("High temperature",))),
+    ("mlx5_core 0000:41:00.1: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1",
+     HostLogLine(KernelLogCode.NIC_HEAT, "0000:41:00.1", ("High temperature",))),
     ("mlx5_core 0000:03:00.0: wait_func:1195:(pid 1967079): ENABLE_HCA(0x104) timeout. Will cause a leak of "
      "a command resource",
      HostLogLine(KernelLogCode.NIC_COMMAND, "0000:03:00.0", ("ENABLE_HCA not answered",))),

@@ -394,6 +394,8 @@ NIC_LINES: Final = [
      "ERROR:", "pci.nic.hot", Severity.DEGRADED, "High temperature", ERROR_WINDOW_S),
     (f"mlx5_core {NIC}: print_health_info:424:(pid 0): synd 0x10: High temperature",
      "pci.nic.hot", Severity.DEGRADED, "High temperature", ERROR_WINDOW_S),
+    (f"mlx5_core {NIC}: temp_warn:170:(pid 0): High temperature on sensors with bit set 0x0 0x1",
+     "pci.nic.hot", Severity.DEGRADED, "High temperature", ERROR_WINDOW_S),
     (f"mlx5_core {NIC}: Detected insufficient power on the PCIe slot (27W).",
      "pci.nic.power", Severity.DEGRADED, "insufficient power in its slot (27W)", DAY_S),
     (f"mlx5_core {NIC}: Port module event[error]: module 0, Cable error, High Temperature",

@@ -370,12 +370,13 @@ def _parse_nic_health(match: _Match, text: str) -> _Parsed:
 
 _HEAT: Final = LateExpression(
     r"(?:Health issue observed, |synd 0x10: )(High temperature)(?:, severity\([0-4]\)|$)"
+    r"|(High temperature) on sensors with bit set "
 )
 
 
 def _parse_nic_heat(match: _Match, text: str) -> _Parsed:
     found = _HEAT.match(_nic_text(text))
-    return (normal_pci_address(match[1]), (found[1],)) if found else None
+    return (normal_pci_address(match[1]), (found[1] or found[2],)) if found else None
 
 
 def _parse_nic_hardware(match: _Match, text: str) -> _Parsed:
