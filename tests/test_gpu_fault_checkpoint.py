@@ -370,6 +370,21 @@ def test_fault_that_needs_replacement_survives_reboots(flag: str) -> None:
         assert node.health() is Health.UNHEALTHY
 
 
+@pytest.mark.parametrize("code", [157, 161, 164, 165])
+def test_worn_out_gpu_stays_degraded_after_a_reset_and_a_reboot(code: int) -> None:
+    node = GpuNode(1)
+    node.set_readings(0, ecc_correctable=7)
+    node.rest(30)
+    node.xid(0, code)
+    node.rest(30)
+    node.reset(0)
+    node.rest(700)
+    assert node.codes() == [f"gpu.xid.{code}"]
+    node.restart(boot_id=SECOND_BOOT)
+    node.rest(700)
+    assert node.codes() == [f"gpu.xid.{code}"]
+
+
 def test_boot_without_nvml_keeps_all_faults() -> None:
     node = beyond_repair()
     node.restart(boot_id=SECOND_BOOT, evaluate=False)

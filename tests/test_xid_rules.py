@@ -313,6 +313,11 @@ def test_xid_64_needs_replacement_if_remapping_failed() -> None:
     assert (found.severity, found.advice, found.cure) == (UNHEALTHY, XidAdvice.REPLACE, Cure.REPLACE)
 
 
+def test_xid_with_advice_to_replace_the_gpu_ends_with_a_replacement() -> None:
+    found = {code: row.cure for code, row in XIDS.items() if row.advice is XidAdvice.PLAN_REPLACE}
+    assert found == dict.fromkeys((157, 161, 164, 165), Cure.REPLACE)
+
+
 def test_xid_94_is_unhealthy_if_pending_requested_or_repeated() -> None:
     assert decide_for(94, CALM).severity is DEGRADED
     assert decide_for(94, CALM._replace(remap_pending=True)).severity is UNHEALTHY
