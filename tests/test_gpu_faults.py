@@ -780,6 +780,65 @@ def test_fault_read_at_start_keeps_the_time_of_its_first_line_over_restart() -> 
     assert node.cause(XID_79).since.wall_s == pytest.approx(first_s, abs=0.01)
 
 
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize(
+    ("code", "gaps_s", "severity"),
+    [
+        (94, (9000,), Severity.UNHEALTHY),
+        (94, (40, 40), Severity.DEGRADED),
+        (80, (9000,), Severity.DEGRADED),
+        (80, (1, 1, 9000, 1), Severity.DEGRADED),
+        (80, (40,) * 4, Severity.INFO),
+        (80, (2 * 86_400,), Severity.INFO),
+    ],
+)
+def test_bursts_before_the_start_count_like_observed_bursts(
+    code: int, gaps_s: tuple[int, ...], severity: Severity, is_live: bool
+) -> None:
+    node = GpuNode(1)
+    node.restart(evaluate=is_live)
+    node.log_xid(0, code)
+    for gap_s in gaps_s:
+        if is_live:
+            node.rest(1)
+        node.wait(gap_s - is_live)
+        node.log_xid(0, code)
+    node.next()
+    assert node.cause(f"gpu.xid.{code}").severity is severity
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize(("at", "severity"), [(0, Severity.DEGRADED), (1, Severity.INFO)])
+def test_processes_before_the_start_count_like_observed_processes(
+    at: int, severity: Severity, is_live: bool
+) -> None:
+    """Of four lines in two bursts, the line with the index ``at`` is of another process."""
+    node = GpuNode(1)
+    node.restart(evaluate=is_live)
+    for index, gap_s in enumerate((1, 3600, 1, 0)):
+        node.log_xid(0, 31, f"pid={100 + (index == at)}, name=python, Ch 00000010. MMU Fault")
+        if is_live:
+            node.evaluate()
+        node.wait(gap_s)
+    node.next()
+    assert node.cause("gpu.xid.31").severity is severity
+
+
+@pytest.mark.parametrize("by_nvml", [True, False])
+def test_burst_before_the_start_counts_if_the_next_is_read_with_it(by_nvml: bool) -> None:
+    node = GpuNode(1)
+    node.restart(evaluate=False)
+    node.log_xid(0, 80)
+    node.wait(9000)
+    if by_nvml:
+        node.nvml_xid(0, 80)
+    node.log_xid(0, 80)
+    node.next()
+    assert node.cause("gpu.xid.80").severity is Severity.DEGRADED
+    (fault,) = [fault for fault in node.checkpoint.faults if fault.code == "gpu.xid.80"]
+    assert (fault.times, len(fault.bursts_ns)) == (2, 2)
+
+
 def test_burst_between_two_evaluations_has_the_time_of_its_first_line() -> None:
     node = GpuNode(1)
     node.evaluate()

@@ -146,6 +146,9 @@ class Occurrence(NamedTuple):
     log_us: int = 0
     text: str = ""
     line: XidLine | SxidLine | None = None
+    first_text: str = ""
+    first_line: XidLine | None = None
+    """Kernel log line of the first of several occurrences, if it differs from ``line``; None: not known."""
     before_start: bool = False
 
 

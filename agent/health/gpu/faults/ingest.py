@@ -180,7 +180,9 @@ def _occurrences(
     old = log.newest_before_start_us is None or line.last_us <= log.newest_before_start_us
     earliest_ns = 0 if old or waited else log.previous_evaluation_ns
     last = _time_of_line(line.last_us, earliest_ns, now)
-    first = _time_of_line(line.first_us, earliest_ns, now) if times == line.times else last
+    is_first_new = times == line.times
+    first = _time_of_line(line.first_us, earliest_ns, now) if is_first_new else last
+    first_line = parse_line(line.first_text) if is_first_new and line.first_text != line.text else None
     is_companion = isinstance(parsed, GpuLostLine) or (isinstance(parsed, SxidLine) and parsed.is_companion)
     yield Occurrence(
         key=key,
@@ -193,6 +195,8 @@ def _occurrences(
         log_us=line.last_us,
         text=line.text,
         line=parsed if isinstance(parsed, XidLine | SxidLine) else None,
+        first_text=line.first_text,
+        first_line=first_line if isinstance(first_line, XidLine) else None,
         before_start=old,
     )
 

@@ -282,11 +282,25 @@ def _add_reports(earlier: ReportCounts, new: Occurrence) -> ReportCounts:
 
 
 def _bursts(before: Fault | None, new: Occurrence, boot_id: str) -> tuple[Burst, ...]:
-    newest = Burst(new.last, new.line.pid if isinstance(new.line, XidLine) else None)
+    """Return the newest bursts of a fault, with those of a new report.
+
+    A report of several occurrences, such as lines from before the agent's start, has the times of the first
+    and the last occurrence. They are two bursts if they are too far apart for the others to join them.
+    """
+    pid = new.line.pid if isinstance(new.line, XidLine) else None
+    first = Burst(new.first, new.first_line.pid if new.first_line else pid)
+    gap_ns = new.last.mono_ns - new.first.mono_ns
+    is_recurrence = new.key.code != LOST_CODE and gap_ns >= max(new.times - 1, 1) * BURST_NS
+    is_overlap = before is not None and new.first <= before.last
+    newest = Burst(new.last, pid) if is_recurrence or is_overlap else first
     if before is None:
-        return (newest,)
+        return (first, newest) if is_recurrence else (newest,)
     since_ns = new.last.mono_ns - recurrence_ns(new.key.code)
     kept = tuple(burst for burst in before.bursts if burst.start.mono_ns > since_ns)
+    if is_recurrence and new.first.mono_ns - before.last.mono_ns >= BURST_NS:
+        kept = (*kept, first)
+    elif is_recurrence and kept and kept[0].start.mono_ns - new.first.mono_ns >= BURST_NS:
+        kept = (first, *kept)[-KEPT_BURSTS:]
     is_same_loss = new.key.code == LOST_CODE and before.resolved is None
     is_soon = new.last.mono_ns - before.last.mono_ns < BURST_NS
     if not kept or before.boot_id != boot_id or not (is_same_loss or is_soon):
