@@ -226,6 +226,58 @@ def test_xid_31_of_the_same_pid_is_another_process_after_a_reboot(boot_id: str, 
     assert node.cause("gpu.xid.31").severity is severity
 
 
+SYMPATHETIC: Final = "NVLink: fatal error detected on link 14(0x100000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("gaps_s", [(1, 19), (1, 40, 300)])
+def test_sympathetic_xid_74_stays_info_when_its_root_recurs(gaps_s: tuple[int, ...], is_live: bool) -> None:
+    """The XID 74 occurs a second after an XID 94. ``gaps_s`` are the times between the lines."""
+    node = GpuNode(1)
+    node.restart(evaluate=is_live)
+    node.log_xid(0, 94)
+    for gap_s in gaps_s:
+        node.wait(gap_s)
+        node.log_xid(0, *((74, SYMPATHETIC) if gap_s == 1 else (94,)))
+        if is_live and "gpu.xid.74" in node.codes():
+            assert node.cause("gpu.xid.74").severity is Severity.INFO
+    node.next()
+    assert node.cause("gpu.xid.74").severity is Severity.INFO
+    node.restart()
+    assert node.cause("gpu.xid.74").severity is Severity.INFO
+
+
+def test_sympathetic_xid_74_stays_info_after_the_burst_of_its_root() -> None:
+    node = GpuNode(1)
+    for code, gap_s in ((94, 40), (94, 1), (74, 150), (94, 150)):
+        node.log_xid(0, code, SYMPATHETIC)
+        node.rest(gap_s)
+    assert node.cause("gpu.xid.74").severity is Severity.INFO
+
+
+def test_sympathetic_xid_74_that_was_unhealthy_keeps_its_root_over_restart() -> None:
+    node = GpuNode(1)
+    node.rest(20)
+    links_up = node.gpus[0].readings[GpuField.LINKS_UP]
+    node.set_readings(0, links_up=0, recovery_action=1)
+    node.log_xid(0, 94)
+    node.log_xid(0, 74, SYMPATHETIC)
+    assert node.cause("gpu.xid.74").severity is Severity.UNHEALTHY
+    node.restart()
+    node.set_readings(0, links_up=links_up)
+    node.rest(120)
+    assert node.cause("gpu.xid.74").severity is Severity.INFO
+
+
+def test_sympathetic_xid_74_that_recurs_without_a_root_is_unhealthy() -> None:
+    node = GpuNode(1)
+    for code, severity in ((94, Severity.INFO), (43, Severity.UNHEALTHY)):
+        node.log_xid(0, code)
+        node.log_xid(0, 74, SYMPATHETIC)
+        assert node.cause("gpu.xid.74").severity is severity
+        node.wait(300)
+
+
 def test_nvml_event_is_a_fault_of_its_gpu_only() -> None:
     node = GpuNode()
     node.nvml_event(1, GpuEvent.FATAL_POISON)

@@ -30,6 +30,7 @@ from agent.health.gpu.faults.fault_log import (
     number_in_code,
     recurrence_ns,
 )
+from agent.health.gpu.faults.match_reports import mark_roots
 from agent.health.gpu.memory import FAILED_REPAIRS, PENDING_REPAIRS
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
@@ -456,6 +457,7 @@ def restore_faults(
         for gpu in kept.gpus
     }
     gpus = GpuRuleState(registry=kept.gpus, per_gpu=per_gpu)
+    mark_roots(faults)
     newest = max((fault.last for fault in faults.values() if fault.boot_id == boot_id), default=None)
     return RestoredFaults(
         gpus,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agent.health.gpu.faults import fault_log
-from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog, occurred_near, recurrence_ns
+from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog, recurrence_ns
 from agent.health.gpu.faults.match_reports import is_placeholder_instance
 from agent.health.gpu.memory import FAILED_REPAIRS
 from agent.health.gpu.rule_state import GpuRuleState
@@ -30,10 +30,6 @@ from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
 
-ROOT_NS: Final = 10 * NS
-"""Longest time between an XID and another XID that may be its cause [ns]."""
-SECONDARY_XIDS: Final = frozenset({43, 45, 154})
-"""XIDs that are never the cause of another XID."""
 SEVERITY_OF_EFFECT: Final = {
     XidEffect.ALWAYS: Severity.UNHEALTHY,
     XidEffect.CONDITIONAL: Severity.UNHEALTHY,
@@ -59,10 +55,6 @@ def evaluate_faults(
         return {}
     overrides = dict(limits.xids)
     facts: dict[int, XidReadings] = {}
-    roots: dict[int, list[Fault]] = {}
-    for key, fault in log.faults.items():
-        if fault.xid and fault.xid not in SECONDARY_XIDS:
-            roots.setdefault(key.gpu_number, []).append(fault)
     found = {}
     for key, fault in log.faults.items():
         if fault.resolved:
@@ -77,9 +69,7 @@ def evaluate_faults(
         elif key.code.startswith(XID_PREFIX):
             if key.gpu_number not in facts:
                 facts[key.gpu_number] = _xid_readings(log, gpus, key.gpu_number)
-            causes = [root for root in roots.get(key.gpu_number, ()) if root.xid != fault.xid]
-            has_root = any(occurred_near(root, fault.last, ROOT_NS) for root in causes)
-            own_facts = facts[key.gpu_number]._replace(has_root=has_root)
+            own_facts = facts[key.gpu_number]._replace(has_root=fault.has_root)
             found[key] = decide_xid(
                 xid_row(fault.xid), _xid_fault(key.code, fault, now), own_facts, overrides.get(fault.xid)
             )

@@ -105,6 +105,8 @@ class Fault:
     """Newest bursts that were less than recurrence_ns() before the last, also those of earlier boots."""
     followers: frozenset[int] = frozenset()
     """Numbers of later XIDs that report the end of this XID."""
+    has_root: bool = False
+    """Whether another XID of the GPU occurred close to the last occurrence, and may be its cause."""
     before_start: bool = False
     """Whether the fault occurred before the agent's start, so that its end may have been missed."""
     boot_id: str = ""

@@ -39,6 +39,10 @@ WAIT_FOR_NVML_NS: Final = NS
 """Time for which a log line waits for NVML to name the MIG instance [ns]."""
 BURST_NS: Final = 60 * NS
 """Largest time between two occurrences of a fault in one burst [ns]."""
+ROOT_NS: Final = 10 * NS
+"""Longest time between an XID and another XID that may be its cause [ns]."""
+SECONDARY_XIDS: Final = frozenset({43, 45, 154})
+"""XIDs that are never the cause of another XID."""
 FAULTS_MAX: Final = 64  # for each GPU
 KEPT_LINES: Final = 4
 KEPT_SWITCHES: Final = 16
@@ -72,6 +76,7 @@ def match_reports(
     for new in waiting[WAITING_MAX:]:  # too many: do not wait for NVML
         faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
     _mark_cancelled(faults)
+    mark_roots(faults)
     return replace(log, faults=_without_excess(faults), waiting=tuple(waiting[:WAITING_MAX]))
 
 
@@ -234,6 +239,7 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
         texts=texts,
         bursts=_bursts(before, new, boot_id),
         followers=frozenset(),
+        has_root=False,
         before_start=fault.before_start and new.before_start,
         boot_id=boot_id,
     )
@@ -315,6 +321,24 @@ def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
         other = faults.get(cancelled)
         if other is not None and other.last <= fault.last:
             faults[cancelled] = replace(other, followers=other.followers | {fault.xid})
+
+
+def mark_roots(faults: dict[FaultKey, Fault]) -> None:
+    """Mark XIDs near which another XID of the same GPU occurred. The mark stays until the XID occurs again,
+    also if the other XID occurs again at other times."""
+    roots = [(key, root) for key, root in faults.items() if root.xid and root.xid not in SECONDARY_XIDS]
+    for key, fault in list(faults.items()):
+        others = (root for at, root in roots if at.gpu_number == key.gpu_number and root.xid != fault.xid)
+        if not fault.has_root and any(_is_near_burst(root, fault.last) for root in others):
+            faults[key] = replace(fault, has_root=True)
+
+
+def _is_near_burst(root: Fault, moment: Instant) -> bool:
+    """Return whether a moment is in the newest burst of a fault, or close to it or to the start of another
+    burst. Only the start of an earlier burst is known."""
+    starts = [burst.start.mono_ns for burst in root.bursts]
+    is_in_newest = bool(starts) and starts[-1] <= moment.mono_ns <= root.last.mono_ns
+    return is_in_newest or any(abs(at - moment.mono_ns) <= ROOT_NS for at in (*starts, root.last.mono_ns))
 
 
 def _without_excess(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
