@@ -153,6 +153,7 @@ def test_xid_13_at_different_locations_is_not_suspect() -> None:
 
 
 PLACE: Final = "pid=12, name=python, Graphics SM Warp Exception on (GPC {}, TPC {}, SM 0): Illegal Address"
+GRAPHICS: Final = "pid=12, name=python, Graphics Exception: {}"
 
 
 def test_xid_13_of_a_program_that_faults_everywhere_is_not_suspect() -> None:
@@ -164,6 +165,42 @@ def test_xid_13_of_a_program_that_faults_everywhere_is_not_suspect() -> None:
                 node.log_xid(0, 13, PLACE.format(gpc, tpc))
         assert node.cause("gpu.xid.13").severity is Severity.INFO
         node.rest(3600)
+
+
+def test_xid_13_with_lines_without_a_place_keeps_its_places() -> None:
+    """A slow console delays the lines, so that the agent reads few of them at once."""
+    node = GpuNode()
+    for _ in range(2):
+        for gpc, tpc in ((0, 0), (0, 7), (6, 0), (6, 7)):
+            for detail in (PLACE.format(gpc, tpc), GRAPHICS.format("ESR 0x1=0x2"), PLACE.format(gpc, tpc)):
+                node.log_xid(0, 13, detail)
+                assert node.cause("gpu.xid.13").severity is Severity.INFO
+        node.log_xid(0, 13, GRAPHICS.format("ChID 0010, Class 0000c7c0, Offset 00000000"))
+        assert node.cause("gpu.xid.13").severity is Severity.INFO
+        node.rest(3600)
+
+
+def test_xid_13_on_all_tpcs_of_its_only_gpc_is_not_suspect() -> None:
+    """The log reader counts the lines of a GPC together, and passes on the first and the last of them."""
+    node = GpuNode()
+    for _ in range(2):
+        for tpc in range(9):
+            node.log_xid(0, 13, PLACE.format(0, tpc))
+        assert node.cause("gpu.xid.13").severity is Severity.INFO
+        node.rest(3600)
+
+
+def test_xid_13_at_one_place_days_after_another_place_is_suspect() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=7)
+    for gpc in (0, 3):
+        for severity in (Severity.INFO, Severity.DEGRADED):
+            node.rest(120)
+            node.log_xid(0, 13, PLACE.format(gpc, 2))
+            assert node.cause("gpu.xid.13").severity is severity
+        node.reset(0)
+        node.rest(700)
+        node.wait(2 * 86_400)
 
 
 def test_xid_13_at_another_place_after_a_reset_is_not_suspect() -> None:

@@ -221,12 +221,17 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
     elif before.resolved:
         fault = fresh
         is_place = xid_row(new.xid).condition is XidCondition.SAME_PLACE
-        if before.was_info or is_place:  # nothing was repaired since, or each burst has its place
+        is_recent = new.last.mono_ns - before.last.mono_ns < recurrence_ns(new.key.code)
+        # nothing was repaired since, or each burst has its place
+        if is_recent and (before.was_info or is_place):
             fault = replace(fault, lines=before.lines, texts=before.texts)
     else:
         fault = before
     earlier = fault.recent_reports if occurred_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
     reports = _add_reports(earlier, new)
+    if new.first_line and new.first_line.location:
+        lines, texts = _with_line(fault, new._replace(line=new.first_line, text=new.first_text))
+        fault = replace(fault, lines=lines, texts=texts)
     lines, texts = _with_line(fault, new)
     return replace(
         fault,
@@ -247,8 +252,12 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
 
 def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine, ...], tuple[str, ...]]:
     """Return the log lines of a fault, and their texts, with a new line added. Of too many lines, one is
-    dropped. If a fault ends at each NVSwitch separately, one line of each switch is kept."""
+    dropped. If a fault ends at each NVSwitch separately, one line of each switch is kept. If lines name
+    places on the GPU, one line of each place is kept."""
     kept_max = KEPT_LINES
+    places = {line.location for line in fault.lines if isinstance(line, XidLine) and line.location}
+    if places and isinstance(new.line, XidLine) and new.line.location in {None, *places}:
+        return fault.lines, fault.texts
     if isinstance(new.line, SxidLine) and new.line.code in SXID_ENDS.values():
         if any(isinstance(line, SxidLine) and line.bus == new.line.bus for line in fault.lines):
             return fault.lines, fault.texts
