@@ -96,7 +96,7 @@ class Runner:
             done = subprocess.run(
                 command, cwd=self.work, env=self.environ, capture_output=True, text=True, check=False
             )
-            if done.returncode in codes:
+            if done.returncode in codes or done.returncode != 1:  # 1: a warning
                 break
         assert done.returncode in codes, f"{script}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

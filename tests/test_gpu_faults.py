@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
-from gpu_samples import H100, T4
+from gpu_samples import ABSENT, H100, T4
 from paper_gpus import OLD_DRIVER, SECOND_BOOT, GpuNode
 
 from agent.health.gpu.faults.match_reports import FAULTS_MAX, WAITING_MAX
@@ -313,6 +313,19 @@ def test_sympathetic_xid_74_that_recurs_without_a_root_is_unhealthy() -> None:
         node.log_xid(0, 74, SYMPATHETIC)
         assert node.cause("gpu.xid.74").severity is severity
         node.wait(300)
+
+
+def test_sympathetic_xid_74_within_a_burst_of_an_unrelated_xid_has_no_root() -> None:
+    """A program that is started again and again has an XID 31 every 50 s, in a single burst."""
+    node = GpuNode(1)
+    node.set_readings(0, recovery_action=ABSENT)  # with it, the fault would end
+    for code, gap_s in ((31, 50), (31, 25), (74, 25), (31, 50), (31, 1)):
+        detail = SYMPATHETIC if code == 74 else "pid=7, name=python, Ch 00000010. MMU Fault"
+        node.log_xid(0, code, detail)
+        node.rest(gap_s)
+    cause = node.cause("gpu.xid.74")
+    assert cause.severity is Severity.UNHEALTHY
+    assert cause.evidence == "NVLink fault: link 14, the consequence of an unknown fault"
 
 
 def test_nvml_event_is_a_fault_of_its_gpu_only() -> None:
@@ -911,6 +924,30 @@ def test_processes_before_the_start_count_like_observed_processes(
         node.wait(gap_s)
     node.next()
     assert node.cause("gpu.xid.31").severity is severity
+
+
+def test_report_that_begins_soon_after_the_last_occurrence_is_in_its_burst() -> None:
+    """The log reader counts lines with a place apart from those without."""
+    node = GpuNode(1)
+    node.restart(evaluate=False)
+    node.log_xid(0, 13, "pid=12, name=python, Graphics Exception: ESR 0x500000=0x80000000")
+    for _ in range(3):
+        node.wait(30)
+        node.log_xid(0, 13, PLACE.format(0, 2))
+    node.next()
+    assert node.cause("gpu.xid.13").severity is Severity.INFO
+
+
+def test_burst_has_the_process_of_a_later_line_if_the_first_names_none() -> None:
+    node = GpuNode(1)
+    node.restart(evaluate=False)
+    for pid, gap_s in (("'<unknown>'", 1), ("100", 3600), ("200", 0)):
+        node.log_xid(0, 31, f"pid={pid}, name=python, Ch 00000010. MMU Fault")
+        if gap_s != 1:
+            node.next()
+        node.wait(gap_s)
+    node.next()
+    assert node.cause("gpu.xid.31").severity is Severity.DEGRADED
 
 
 @pytest.mark.parametrize("by_nvml", [True, False])

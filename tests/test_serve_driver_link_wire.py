@@ -239,6 +239,8 @@ EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
      UnreadableCdiFile("", "no {")),
     ({"operation_failure": message("OperationFailure", by="x509.HostnameError", operation=5, text="not b")},
      ConnectionFailure("x509.HostnameError", "not b", Operation.API)),
+    ({"operation_failure": message("OperationFailure", by="net.ParseError", operation=3, text="bad MAC")},
+     ErrorText("bad MAC")),
     ({"operation_failure": message("OperationFailure", by="fpga.Locked", operation=5, text="bank 3")},
      ErrorText("bank 3")),
     ({"text": "something"}, ErrorText("something")),

@@ -17,7 +17,7 @@ LAST_FIELD: Final = (1 << 29) - 1
 
 
 SIZE_VARINT_MAX: Final = 5
-"""Largest size of the varint of a tag or of a length [bytes]; Google's parsers refuse a longer one."""
+"""Largest size of the varint of a tag or a length [bytes], as in Google's parsers for C++ and Python."""
 
 
 def decode_varint(data: bytes, offset: int, place: str, size_max: int = 10) -> tuple[int, int]:

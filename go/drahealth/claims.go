@@ -192,10 +192,19 @@ func (call *Call) Check(claim *resourceapi.ResourceClaim) error {
 	if verdict == nil {
 		return nil
 	}
+	err := newError(verdict, nil)
 	call.mu.Lock()
 	defer call.mu.Unlock()
-	call.blocked[claim.UID] = newError(verdict, nil)
-	return call.blocked[claim.UID]
+	// a claim that was tried although it is blocked has the result of Done or Fail
+	if !slices.ContainsFunc(call.outcomes, isOf(claim)) {
+		call.blocked[claim.UID] = err
+	}
+	return err
+}
+
+// isOf returns a function that reports whether a result is that of the claim.
+func isOf(claim *resourceapi.ResourceClaim) func(*pb.PrepareOutcome) bool {
+	return func(outcome *pb.PrepareOutcome) bool { return outcome.GetClaim().GetUid() == string(claim.UID) }
 }
 
 // Done records that a claim was prepared. Of several calls of Done and Fail for a claim the last one counts.
@@ -222,9 +231,7 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 		outcome.Claim = claimOf(claim, call.client.driver, call.client.version)
 	}
 	// the agent refuses a report with two results of a claim
-	call.outcomes = slices.DeleteFunc(call.outcomes, func(was *pb.PrepareOutcome) bool {
-		return was.GetClaim().GetUid() == string(claim.UID)
-	})
+	call.outcomes = slices.DeleteFunc(call.outcomes, isOf(claim))
 	call.outcomes = append(call.outcomes, outcome)
 	delete(call.failed, claim.UID)
 	delete(call.blocked, claim.UID)
@@ -297,7 +304,7 @@ func claimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.Prepa
 	return prepared
 }
 
-// acceptsFaults reports whether a claim is tried whatever the health of its devices: each of the driver's has admin
+// acceptsFaults reports whether a claim is tried whatever the health of its devices: each of the driver's devices has admin
 // access, or a toleration of any taint that keeps pods off. The key of the toleration does not count.
 func acceptsFaults(claim *resourceapi.ResourceClaim, driver string) bool {
 	accepted := false

@@ -231,6 +231,9 @@ func TestErrorsOfOneCallNameClaimsThatWereNotTried(t *testing.T) {
 		}
 		call.Fail(all[0], errors.New("driver's own"))
 		call.Done(all[3])
+		if err := call.Check(all[3]); err == nil {
+			t.Error("a claim that was tried has no known error")
+		}
 		results := map[types.UID]kubeletplugin.PrepareResult{}
 		for uid, err := range call.Report() {
 			results[uid] = kubeletplugin.PrepareResult{Err: err}

@@ -54,8 +54,8 @@ const (
 
 // Doing marks an error with the operation that failed; nil stays nil. An error of OpConfig without other
 // evidence counts as invalid parameters of the user. Of other operations the agent knows errors of encoding/json
-// and gopkg.in/yaml, such as a corrupt checkpoint, and of failed connections: types of net, crypto/tls and
-// crypto/x509.
+// and gopkg.in/yaml, such as a corrupt checkpoint, and of failed connections: types of net (except those of
+// addresses that cannot be parsed), crypto/tls and crypto/x509.
 func Doing(operation Operation, err error) error {
 	if err == nil {
 		return nil

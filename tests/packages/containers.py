@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import LATE_ANSWERS
+from patience import PATIENCE_S
 
 RUNTIMES = ("crun", "runc")
 MASKED = [
@@ -128,9 +130,10 @@ class Container:
     def run(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program of the image in the container."""
         command = [self.runtime, "exec", self.name, *args]
+        deadline = time.monotonic() + PATIENCE_S
         while True:  # until an agent without CPU answers
             done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-            if not any(late in done.stderr for late in LATE_ANSWERS):
+            if not any(late in done.stderr for late in LATE_ANSWERS) or time.monotonic() > deadline:
                 return done
 
 

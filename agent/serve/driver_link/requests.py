@@ -121,7 +121,11 @@ LEASE_MIN_S: Final = 2.0
 DECODER_TYPES: Final = frozenset({"json.SyntaxError", "json.UnmarshalTypeError", "yaml.TypeError"})
 """Go types of errors of data that cannot be decoded."""
 CONNECTION_PACKAGES: Final = frozenset({"net", "tls", "x509"})
-"""Go packages whose types of errors stand for a failed connection."""
+"""Go packages whose types of errors stand for a failed connection, except PARSE_TYPES."""
+PARSE_TYPES: Final = frozenset(
+    {"net.AddrError", "net.InvalidAddrError", "net.ParseError", "net.UnknownNetworkError"}
+)
+"""Go types of errors of an address that cannot be parsed."""
 OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
 
 
@@ -311,7 +315,7 @@ def _operation_failure(values: FieldValues, _: str) -> Evidence:
     if by in DECODER_TYPES:
         is_cdi = operation is Operation.CDI
         return UnreadableCdiFile("", text) if is_cdi else DecodeFailure(by, text, operation)
-    if by.partition(".")[0] in CONNECTION_PACKAGES:
+    if by.partition(".")[0] in CONNECTION_PACKAGES and by not in PARSE_TYPES:
         return ConnectionFailure(sanitize(by), text, operation)
     return ErrorText(values["text"])
 

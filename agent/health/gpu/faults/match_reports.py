@@ -306,6 +306,8 @@ def _bursts(before: Fault | None, new: Occurrence, boot_id: str) -> tuple[Burst,
     first = Burst(new.first, new.first_line.pid if new.first_line else pid)
     gap_ns = new.last.mono_ns - new.first.mono_ns
     is_recurrence = new.key.code != LOST_CODE and gap_ns >= max(new.times - 1, 1) * BURST_NS
+    if not is_recurrence:  # a later line of the burst may name the process
+        first = first._replace(pid=first.pid or pid)
     is_overlap = before is not None and new.first <= before.last
     newest = Burst(new.last, pid) if is_recurrence or is_overlap else first
     if before is None:
@@ -317,7 +319,8 @@ def _bursts(before: Fault | None, new: Occurrence, boot_id: str) -> tuple[Burst,
     elif is_recurrence and kept and kept[0].start.mono_ns - new.first.mono_ns >= BURST_NS:
         kept = (first, *kept)[-KEPT_BURSTS:]
     is_same_loss = new.key.code == LOST_CODE and before.resolved is None
-    is_soon = new.last.mono_ns - before.last.mono_ns < BURST_NS
+    begin = new.last if is_recurrence else new.first
+    is_soon = begin.mono_ns - before.last.mono_ns < BURST_NS
     if not kept or before.boot_id != boot_id or not (is_same_loss or is_soon):
         return (*kept, newest)[-KEPT_BURSTS:]
     return (*kept[:-1], kept[-1]._replace(pid=kept[-1].pid or newest.pid))
@@ -343,11 +346,12 @@ def mark_roots(faults: dict[FaultKey, Fault]) -> None:
 
 
 def _is_near_burst(root: Fault, moment: Instant) -> bool:
-    """Return whether a moment is in the newest burst of a fault, or close to it or to the start of another
-    burst. Only the start of an earlier burst is known."""
-    starts = [burst.start.mono_ns for burst in root.bursts]
-    is_in_newest = bool(starts) and starts[-1] <= moment.mono_ns <= root.last.mono_ns
-    return is_in_newest or any(abs(at - moment.mono_ns) <= ROOT_NS for at in (*starts, root.last.mono_ns))
+    """Return whether a moment is close to the start of a burst of a fault, or to its last occurrence.
+
+    The time between them does not count: a burst can last for hours.
+    """
+    times = (*(burst.start.mono_ns for burst in root.bursts), root.last.mono_ns)
+    return any(abs(at - moment.mono_ns) <= ROOT_NS for at in times)
 
 
 def _without_excess(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
