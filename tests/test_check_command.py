@@ -270,6 +270,27 @@ def test_command_before_its_start_has_not_ended() -> None:
     assert command.is_ended()
 
 
+class UnkillableCommand(CheckCommand):
+    """Command whose processes survive SIGKILL, as in a hung system call."""
+
+    survives = True
+
+    def kill(self) -> None:
+        if not self.survives:
+            super().kill()
+
+
+def test_run_has_not_ended_while_a_process_of_its_group_survives() -> None:
+    command = UnkillableCommand(
+        ["/bin/sh", "-c", "sleep 1000 & echo done"], {}, timeout_s=PATIENCE_S, user=own_user(), cgroup=None
+    )
+    assert command.run() == CommandResult(0, "done")
+    assert not command.is_ended()
+    command.survives = False
+    command.kill()
+    eventually(command.is_ended, "the end of the child")
+
+
 # --- cgroups ------------------------------------------------------------------------------------------------
 
 
@@ -449,6 +470,28 @@ async def test_hung_check_delays_no_other() -> None:
         await results.wait("fast", 2)
         assert ("hung", "") not in results.newest
         nursery.cancel_scope.cancel()
+
+
+async def test_check_does_not_run_again_while_a_child_of_its_command_survives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results, runs = Results(), tmp_path / "runs"
+    check = shell("fabric", f"echo $$ >>{runs}; sleep 1000 & exit 0", user=own_user())
+    monkeypatch.setattr("agent.node.custom_check_runner.CheckCommand", UnkillableCommand)
+    monkeypatch.setattr("agent.node.custom_check_runner.KILL_S", 0.1)
+    runner = CustomCheckRunner([check], "node-a", results.set, lambda: (None, ""))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        result = await results.wait("fabric", 3)
+        assert result.no_result_reason == "not started: a process of its last run survives SIGKILL"
+        [group] = runs.read_text().split()
+        os.killpg(int(group), signal.SIGKILL)
+        result = await results.wait("fabric", result.passes + 2)
+        assert len(runs.read_text().split()) > 1
+        nursery.cancel_scope.cancel()
+    for group in runs.read_text().split():
+        with suppress(ProcessLookupError):
+            os.killpg(int(group), signal.SIGKILL)
 
 
 async def test_check_without_a_thread_runs_again_in_its_next_period() -> None:

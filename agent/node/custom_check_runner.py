@@ -189,7 +189,7 @@ class CustomCheckRunner:
         """
         last = self._commands.get(key)
         if last is not None and not await _wait_for_end(last):
-            return CommandResult(None, "", f"no answer within {check.timeout_s:g} s, and it survives SIGKILL")
+            return CommandResult(None, "", "not started: a process of its last run survives SIGKILL")
         borrower = object()  # not the key: the last run of a check that was just changed may have a slot
         with trio.move_on_after(check.period_s) as waiting:
             await self._slots.acquire_on_behalf_of(borrower)

@@ -100,20 +100,19 @@ class CheckCgroup:
     def remove(self) -> None:
         """Remove the cgroup. Blocks up to 0.5 s while killed processes end.
 
-        If they do not end in time, a later start of the agent removes the cgroup.
+        If they do not end in time, :meth:`is_removed` or a later start of the agent removes the cgroup.
         """
         end_s = time.monotonic() + REMOVE_S
-        while True:
-            try:
-                self._path.rmdir()
-            except FileNotFoundError:
-                return
-            except OSError:
-                if time.monotonic() > end_s:
-                    return
-                time.sleep(0.01)
-            else:
-                return
+        while not self.is_removed() and time.monotonic() <= end_s:
+            time.sleep(0.01)
+
+    def is_removed(self) -> bool:
+        """Remove the cgroup, and return whether it has no processes any more. Never blocks."""
+        try:
+            self._path.rmdir()
+        except OSError as error:
+            return error.errno != errno.EBUSY
+        return True
 
 
 def open_check_cgroups() -> tuple[CheckCgroups | None, str]:
@@ -244,6 +243,9 @@ class CheckCommand:
         self._cgroup = cgroup
         self._lock = threading.Lock()
         self._pid = 0
+        """First process of the command; 0: none was started, or it has ended."""
+        self._group = 0
+        """Process group of the command, which may outlive its first process; 0: it has ended."""
         self._pidfd = -1
         self._is_killed = False
         self._has_run = False
@@ -270,7 +272,7 @@ class CheckCommand:
                     user=user,
                     cgroup_fd=cgroup_fd,
                 )
-                self._pid = child.pid
+                self._pid = self._group = child.pid
                 start = _Output(at_end, child.error_fd)
                 self._pidfd = os.pidfd_open(child.pid)
             except OSError as error:
@@ -328,9 +330,10 @@ class CheckCommand:
         if self._cgroup is not None:
             self._cgroup.kill()
         with self._lock:
-            if self._pid:
+            if self._group:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._pid, signal.SIGKILL)
+                    os.killpg(self._group, signal.SIGKILL)
+            if self._pid:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(self._pid, signal.SIGKILL)  # it may have just begun, in the agent's own groups
 
@@ -359,15 +362,31 @@ class CheckCommand:
             return status
 
     def is_ended(self) -> bool:
-        """Return whether :meth:`run` has returned and the command's first process has ended.
+        """Return whether :meth:`run` has returned and all processes of the command have ended.
 
-        This call removes a process that exceeded its time limit from the process table. Before :meth:`run`
-        has returned, this call does not collect the exit code, because :meth:`run` needs it.
+        A program that the command has called can survive SIGKILL in a hung system call. This call removes
+        ended processes from the process table. Before :meth:`run` has returned, this call does not collect
+        the exit code, because :meth:`run` needs it.
         """
         if not self._has_run:
             return False
         self._collect()
-        return not self._pid
+        if self._pid or (self._cgroup is not None and not self._cgroup.is_removed()):
+            return False
+        if self._group and not self._has_group():
+            self._group = 0  # for good: the kernel may use the number again
+        return not self._group
+
+    def _has_group(self) -> bool:
+        """Return whether the command's process group has a process that has not ended."""
+        with suppress(ChildProcessError):  # children of ended processes, if this process is pid 1
+            while os.waitpid(-self._group, os.WNOHANG)[0]:
+                pass
+        try:
+            os.killpg(self._group, 0)
+        except OSError as error:
+            return not isinstance(error, ProcessLookupError)
+        return True
 
     def _result(
         self,
