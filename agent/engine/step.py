@@ -36,6 +36,7 @@ from agent.health.declared.state import (
     NO_VERDICTS,
     DeclaredState,
     VerdictCache,
+    is_before_redeclaration,
     redeclared_devices,
     update_declared,
 )
@@ -291,7 +292,11 @@ def step(
     own = dict(host_verdicts(evaluation, previous, host))
     found_gpus, gpu_cache = gpu_verdicts(evaluation, previous, gpus, snapshot, state.gpu_cache)
     own.update(found_gpus)
-    results = (result for result in snapshot.custom_checks if result.device not in changed)
+    results = (
+        result
+        for result in snapshot.custom_checks
+        if result.device not in changed and not is_before_redeclaration(result, declared.redeclared)
+    )
     custom = CustomCheckEvaluation(evaluation, settings.checks, results)
     custom.add_to_host(previous, own)
     if settings.checks:
