@@ -373,6 +373,15 @@ def test_qos_class_sums_requests_rounded_up_per_pod() -> None:
     assert burstable.settings[0].arithmetic == "1000m (1000 pods) -> shares 1024"
 
 
+@pytest.mark.parametrize("reason", ["Deferred", "Infeasible"])
+def test_pending_resize_counts_for_the_qos_class_as_in_the_spec(reason: str) -> None:
+    state = {"name": "c1", "allocatedResources": {"cpu": "2", "memory": "1Gi"}}
+    conditions = [{"type": "PodResizePending", "status": "True", "reason": reason}]
+    resized = pod(container("c1", "cpu=8 memory=2Gi"), conditions=conditions, containerStatuses=[state])
+    (burstable, _) = expected_qos_cgroups([resized, pod(container("c1", "cpu=1"))], V1)
+    assert values(burstable.settings[0]) == [9 * 1024]
+
+
 def test_ended_pods_do_not_count_for_the_qos_class() -> None:
     (burstable, _) = expected_qos_cgroups([pod(FULL), pod(FULL, phase="Succeeded")], V1)
     assert values(burstable.settings[0]) == [1024]

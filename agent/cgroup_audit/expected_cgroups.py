@@ -240,12 +240,20 @@ def _memory_of_node(kind: SettingKind, total: Quantity, text: str, facts: NodeFa
     return ExpectedSetting(CgroupSettingId(kind), options, f"{text} -> {options[0].value} bytes")
 
 
+def _requests_of_spec(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
+    """Return the requests of a pod for the sum of its QoS class.
+
+    The kubelet sums what the pods' specs request (``GetActivePods``), also while a resize is pending.
+    """
+    return pod_requests(replace(pod, resize=None), resource, with_claims=with_claims)
+
+
 def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequence[QosClass]) -> Amount:
     """Sum the memory requests of the active pods that have one of the QoS classes ``classes``."""
     total, count = ZERO, 0
     for pod in pods:
         if pod.is_active and pod.qos in classes:
-            amount = pod_requests(pod, MEMORY, with_claims=facts.counts_claims)
+            amount = _requests_of_spec(pod, MEMORY, with_claims=facts.counts_claims)
             if isinstance(amount, UnknownAmount):
                 return UnknownAmount(f"pod {pod}: {amount.reason}")
             total += Quantity(amount.total.value * NANO) if amount else ZERO
@@ -260,7 +268,7 @@ def _sum_cpu_requests(pods: Sequence[Pod], claims: bool) -> Amount:
     """
     total = ZERO
     for pod in pods:
-        amount = pod_requests(pod, CPU, with_claims=claims)
+        amount = _requests_of_spec(pod, CPU, with_claims=claims)
         if isinstance(amount, UnknownAmount):
             return UnknownAmount(f"pod {pod}: {amount.reason}")
         total += Quantity(amount.total.milli * MILLI) if amount else ZERO
