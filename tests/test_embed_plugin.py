@@ -1144,11 +1144,11 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
 
 def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
     before = library_threads()
-    with pytest.raises(ConfigError, match="does not exist; set the kubelet's directory with"):
+    with pytest.raises(ConfigError, match="does not exist; in a pod, mount it from the host"):
         PluginServer(
             monitor, driver, get_claim=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))
         ).start()
-    with pytest.raises(ConfigError, match="is relative; give --kubelet-dir an absolute path"):
+    with pytest.raises(ConfigError, match="is relative; give argument kubelet_dir an absolute path"):
         PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=Path("kubelet"))
     eventually(lambda: library_threads() <= before, "no thread is left")
 

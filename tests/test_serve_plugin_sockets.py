@@ -85,7 +85,9 @@ def test_plugin_paths_fit_into_the_socket_limit(driver: str, depth: int, pod_uid
 def test_too_long_directory_error_has_size_and_limit() -> None:
     with pytest.raises(ConfigError) as raised:
         plugin_paths("a.example", kubelet_dir=Path("/" + "k" * 90))
-    assert str(raised.value).endswith("118 bytes, limit 107; choose a shorter one with --plugin-dir")
+    assert str(raised.value).endswith(
+        "118 bytes, limit 107; choose a shorter directory with argument plugin_dir"
+    )
 
 
 @pytest.mark.parametrize("name", ["", "GPU.example.com", "a..b", "../a", "a/b", "a\n", "a" * 64])
@@ -112,7 +114,7 @@ def test_plugin_paths_are_cleaned_and_absolute() -> None:
     assert str(plugin_paths("a", kubelet_dir=KUBELET_DIR, plugin_dir=unclean).service) == (
         "/var/lib/kubelet/plugins/a/dra.sock"
     )
-    with pytest.raises(ConfigError, match="is relative; give --registry-dir an absolute path"):
+    with pytest.raises(ConfigError, match="is relative; give argument registry_dir an absolute path"):
         plugin_paths("a", kubelet_dir=KUBELET_DIR, registry_dir=Path("registry"))
 
 
@@ -176,8 +178,8 @@ def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         driver_instance.thread.start(PATIENCE_S)
     assert str(raised.value) == (
-        f"registration directory {kubelet_dir}/plugins_registry: does not exist; set the kubelet's directory "
-        "with --registry-dir or --kubelet-dir"
+        f"registration directory {kubelet_dir}/plugins_registry: does not exist; in a pod, mount it from "
+        "the host at the same path; elsewhere, set argument registry_dir or kubelet_dir"
     )
     eventually(lambda: list(driver_instance.paths.plugin_dir.iterdir()) == [], "the lock file is removed")
 
@@ -219,7 +221,7 @@ def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> Non
     become_other_user()
     try:
         with pytest.raises(
-            PermissionDeniedError, match="cannot be created: no permission; choose another with --plugin-dir"
+            PermissionDeniedError, match="no permission; choose another with argument plugin_dir"
         ):
             driver_instance.thread.start(PATIENCE_S)
     finally:

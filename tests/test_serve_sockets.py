@@ -45,7 +45,7 @@ def test_socket_mode_is_0660_with_any_umask(tmp_path: Path, umask: int) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077], indirect=True, ids=oct)
 def test_directory_mode_is_0750_with_any_umask(tmp_path: Path, umask: int) -> None:
-    make_socket_directory(tmp_path / "a" / "run", flag="--runtime-dir")
+    make_socket_directory(tmp_path / "a" / "run", setting="--runtime-dir")
     assert [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/run")] == [0o755, 0o750]
 
 
@@ -314,7 +314,7 @@ def test_file_in_place_of_directory_is_named_in_error(tmp_path: Path) -> None:
         ("directory", tmp_path / "run" / "below", "cannot be created: Not a directory"),
     ):
         with pytest.raises(ConfigError, match=f"^{noun} {path}: {why}$"):
-            make_socket_directory(path, flag="--runtime-dir")
+            make_socket_directory(path, setting="--runtime-dir")
 
 
 # --- permissions of the files -------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_removed_sockets_and_lock_are_created_again(tmp_path: Path, caplog: pyte
             return client.connect_ex(str(path)) == 0
 
     run = tmp_path / "run"
-    make_socket_directory(run, flag="--runtime-dir")
+    make_socket_directory(run, setting="--runtime-dir")
     lock = DirectoryLock(run)
     agent_server = Serving(run, locks=[lock])
     with agent_server:

@@ -613,7 +613,7 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
     memory.
     """
     with ExitStack() as held:
-        make_socket_directory(config.runtime_dir, flag="--runtime-dir")
+        make_socket_directory(config.runtime_dir, setting="--runtime-dir")
         try:
             locks = [_lock_directory(config.runtime_dir, "runtime directory", "serves it")]
             held.callback(locks[0].close)

@@ -47,10 +47,10 @@ T = TypeVar("T")
 class Driver(Protocol):
     """Functions that a driver provides, plain or async; async ones run in the loop that starts the server."""
 
-    def prepare(self, claim: Claim) -> Sequence[PreparedDevice] | Awaitable[Sequence[PreparedDevice]]:
+    def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice] | Awaitable[Sequence[PreparedDevice]]:
         """Prepare the claim's devices. Idempotent: a second call returns the same answer."""
 
-    def unprepare(self, ref: ClaimRef) -> Awaitable[None] | None:
+    def unprepare(self, ref: ClaimRef, /) -> Awaitable[None] | None:
         """Undo the prepare of a claim; does nothing for a claim that is not prepared."""
 
 

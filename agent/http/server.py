@@ -206,7 +206,7 @@ class HttpServer:
             try:
                 if listener.is_intact():
                     continue
-                make_socket_directory(listener.path.parent, flag="--listen")
+                make_socket_directory(listener.path.parent, setting="--listen")
                 new = UnixListener(listener.path)
                 try:
                     servers[new] = await self._start(new)
@@ -326,7 +326,7 @@ class HttpServer:
     def _listen(self, address: ListenAddress) -> Listener:
         if address.path:
             path = Path(address.path)
-            make_socket_directory(path.parent, flag="--listen")
+            make_socket_directory(path.parent, setting="--listen")
             return UnixListener(path)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -85,7 +85,7 @@ class PrepareResultTracker(Protocol):
         """Return the cached failure of the claim's last prepare; None: the handler must be called."""
 
     def classify(
-        self, claim: Claim, error: BaseException, patterns: Sequence[ErrorPattern] = ()
+        self, claim: Claim, error: BaseException, /, patterns: Sequence[ErrorPattern] = ()
     ) -> PrepareVerdict:
         """Return the verdict (class, code, advice) on a failed prepare from its exception. Never blocks."""
 

@@ -230,9 +230,9 @@ class GrpcServers:
 
     def _make_directories(self) -> None:
         """Create the missing directories of the sockets; check that no other user can replace their files."""
-        make_socket_directory(self._runtime_dir, flag="--runtime-dir")
+        make_socket_directory(self._runtime_dir, setting="--runtime-dir")
         if self._drivers:
-            make_socket_directory(self._runtime_dir / DRIVERS, flag="--runtime-dir", accepts_link=False)
+            make_socket_directory(self._runtime_dir / DRIVERS, setting="--runtime-dir", accepts_link=False)
 
     async def _keep_files(self, servers: dict[str, HardenedServer]) -> None:
         """Restore sockets and lock files that another process removes, until cancelled."""

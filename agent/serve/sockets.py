@@ -226,14 +226,14 @@ def connection_limit(sockets: int) -> int:
     return max(CONNECTION_MIN, min(CONNECTION_LIMIT, descriptors // 2 // sockets))
 
 
-def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -> None:
+def make_socket_directory(path: Path, *, setting: str, accepts_link: bool = True) -> None:
     """Create a directory for sockets (mode 0750) and its parents, unless they exist, and check its safety.
 
     No other user may be able to replace files in it.
 
     Args:
         path: The directory.
-        flag: Command-line flag that the error text recommends to choose another directory.
+        setting: Flag or argument that the error text recommends to choose another directory.
         accepts_link: False: the directory must not be a symbolic link.
 
     Raises:
@@ -245,14 +245,14 @@ def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -
         check_directory(path, accepts_link=accepts_link)
     except UnsafeDirectory as error:
         raise ConfigError(
-            f"directory {path}: {error.reason}, or choose another directory with {flag}"
+            f"directory {path}: {error.reason}, or choose another directory with {setting}"
         ) from None
     except PermissionError as error:
         raise PermissionDeniedError(
-            f"directory {path}: cannot be created: no permission; choose another with {flag}"
+            f"directory {path}: cannot be created: no permission; choose another with {setting}"
         ) from error
     except FileExistsError as error:
-        raise ConfigError(f"path {path}: is not a directory; choose another with {flag}") from error
+        raise ConfigError(f"path {path}: is not a directory; choose another with {setting}") from error
     except OSError as error:
         raise ConfigError(f"directory {path}: cannot be created: {error.strerror}") from error
 

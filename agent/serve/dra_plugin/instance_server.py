@@ -92,22 +92,22 @@ def plugin_paths(
             f"pod uid {pod_uid[:80]!r}: is not valid: has {len(pod_uid)} characters, limit {UID_LIMIT}; only "
             "letters, digits, '-', '_' and '.' are allowed, the first a letter or digit"
         )
-    kubelet_dir = _absolute_path(kubelet_dir, "--kubelet-dir")
-    plugins = _absolute_path(plugin_dir or kubelet_dir / "plugins" / driver, "--plugin-dir")
-    registry = _absolute_path(registry_dir or kubelet_dir / "plugins_registry", "--registry-dir")
+    kubelet_dir = _absolute_path(kubelet_dir, "kubelet_dir")
+    plugins = _absolute_path(plugin_dir or kubelet_dir / "plugins" / driver, "plugin_dir")
+    registry = _absolute_path(registry_dir or kubelet_dir / "plugins_registry", "registry_dir")
     if not plugins.is_relative_to(kubelet_dir):
         raise ConfigError(
             f"plugin directory {plugins}: is not below {kubelet_dir}, where the kubelet expects it; change "
-            "it with --plugin-dir or --kubelet-dir"
+            "argument plugin_dir or kubelet_dir"
         )
-    service = _first_fitting(plugins, _service_names(pod_uid), "--plugin-dir")
-    registration = _first_fitting(registry, _registration_names(driver, pod_uid), "--registry-dir")
+    service = _first_fitting(plugins, _service_names(pod_uid), "plugin_dir")
+    registration = _first_fitting(registry, _registration_names(driver, pod_uid), "registry_dir")
     return PluginPaths(plugins, service, registry, registration)
 
 
-def _absolute_path(path: Path, flag: str) -> Path:
+def _absolute_path(path: Path, argument: str) -> Path:
     if not path.is_absolute():
-        raise ConfigError(f"path {path}: is relative; give {flag} an absolute path")
+        raise ConfigError(f"path {path}: is relative; give argument {argument} an absolute path")
     return Path(os.path.normpath(path))
 
 
@@ -129,10 +129,10 @@ def _hash(text: str, size: int) -> str:
     return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:size]).rstrip(b"=").decode()
 
 
-def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
+def _first_fitting(directory: Path, names: Sequence[str], argument: str) -> Path:
     """Return the first of several paths in a directory that is short enough for a unix socket.
 
-    Raises ConfigError if all are too long; the error recommends the command-line flag ``flag``.
+    Raises ConfigError if all are too long; the error names the ``argument`` to change.
     """
     used = len(os.fsencode(directory)) + 1
     for name in names:
@@ -140,7 +140,7 @@ def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
             return directory / name
     raise ConfigError(
         f"socket path {directory / names[-1]}: {used + len(names[-1])} bytes, limit {SOCKET_PATH_LIMIT}; "
-        f"choose a shorter one with {flag}"
+        f"choose a shorter directory with argument {argument}"
     )
 
 
@@ -174,8 +174,8 @@ class PluginSockets:
         await self._files.call(self._make_directory)
         if not await self._files.call(self._paths.registry_dir.is_dir):
             raise ConfigError(
-                f"registration directory {self._paths.registry_dir}: does not exist; set the kubelet's "
-                "directory with --registry-dir or --kubelet-dir"
+                f"registration directory {self._paths.registry_dir}: does not exist; in a pod, mount it "
+                "from the host at the same path; elsewhere, set argument registry_dir or kubelet_dir"
             )
         await self._service.create_if_missing()
         await self._registration.create_if_missing()
@@ -220,7 +220,7 @@ class PluginSockets:
     # --- file thread only -------------------------------------------------------------------------------
 
     def _make_directory(self) -> None:
-        make_socket_directory(self._paths.plugin_dir, flag="--plugin-dir")
+        make_socket_directory(self._paths.plugin_dir, setting="argument plugin_dir")
 
     def _close(self) -> None:
         self._service.close()
@@ -388,7 +388,7 @@ class DriverInstanceServer:
             PermissionDeniedError: This process may not create a directory or socket.
             ValueError: A report names a device twice.
         """
-        make_socket_directory(self._paths.plugin_dir, flag="--plugin-dir")
+        make_socket_directory(self._paths.plugin_dir, setting="argument plugin_dir")
         election = LeaderElection(self._paths.plugin_dir, self._pod_uid, counts=False)
         files = SerialWorker()
         try:
