@@ -197,6 +197,29 @@ def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: 
     ]
 
 
+def test_device_that_was_absent_returns_with_a_change_in_the_next_run(agent: Agent, state: Path) -> None:
+    agent.report(device("gpu-3"), device("gpu-4"))
+    agent.report()
+    agent.stop()
+    following = Agent(state, second=2000)
+    following.follow(BAD, OK)
+    following.stop()
+    assert stored_states(agent)[2:] == [
+        ("gpu-3", "healthy", "absent"),
+        ("gpu-4", "healthy", "absent"),
+        ("gpu-3", "absent", "unhealthy"),
+        ("gpu-3", "unhealthy", "healthy"),
+    ]
+    stored = read_stored(agent.path)
+    timeline = ObservedTimeAxis(stored.periods, following.clocks)
+    gpu = next(
+        of
+        for of in summarize(verdict_spans(stored, timeline), timeline).devices
+        if of.device.device == "gpu-3"
+    )
+    assert gpu.faults == 1
+
+
 def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> None:
     agent.follow(OK, OK)
     agent.stop()

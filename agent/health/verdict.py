@@ -423,7 +423,7 @@ class VerdictChangeLog:
         """Yield the queued changes, as a continuation of the changes of earlier runs.
 
         A device gets no change if its verdict in the first report is equal to its last verdict in an earlier
-        run. A device that only an earlier run had gets the change GONE.
+        run. A device that only an earlier run had gets the change GONE, unless it was GONE there.
 
         Args:
             stored: Newest change of each device in earlier runs.
@@ -432,7 +432,7 @@ class VerdictChangeLog:
         reported = {new.device for new in self.pending if new.period == first.id and new.before is None}
         newest = {ref: old.verdict for ref, old in stored.items()}
         for number, ref in enumerate(sorted(newest), 1):
-            if ref not in reported:
+            if ref not in reported and newest[ref] != GONE:
                 at_s = first.ended_s - first.lasted_s
                 yield VerdictChange(first.id, -number, ref, newest[ref].state, GONE, at_s, 0.0)
                 newest[ref] = GONE

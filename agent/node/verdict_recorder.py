@@ -237,13 +237,11 @@ class VerdictRecorder:
             self._log.pending = list(changes.values())
             return
         self._stored = {change.device: change for change in stored.changes}
-        gone = {ref for ref, old in self._stored.items() if old.verdict == GONE}
-        for ref in gone:
-            del self._stored[ref]
         if stored.periods:  # with its end from the mark
             newest = stored.periods[-1]
             self._log.periods = {newest.id: newest, **self._log.periods}
         self._log.pending = list(self._log.changes_after(self._stored))
+        self._stored = {ref: old for ref, old in self._stored.items() if old.verdict != GONE}
 
     def _forget_written(self, job: _Job) -> int:
         """Remove the written changes from the queue.
