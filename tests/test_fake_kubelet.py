@@ -426,7 +426,7 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     lost_s = [at_s for at_s, entry in entries if isinstance(entry, Disconnected)][-1]
     ((wiped_s, wiped),) = (timed for timed in entries if isinstance(timed.entry, SlicesWiped))
     assert wiped == SlicesWiped(DRIVER)
-    assert wiped_s - lost_s >= kubelet.pace.wipe_s
+    assert wiped_s - lost_s >= kubelet.pace.wipe_s - 1  # the loss is found a bit late in a real kubelet's log
     assert kubelet.history.of(Deregistered) == []
 
 
