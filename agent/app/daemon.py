@@ -418,15 +418,15 @@ class Daemon:
             nvsentinel=None if self._nvsentinel is None else self._nvsentinel.status,
             nvml=self._node.nvml_costs(),
             lost_snapshots=None if recorder is None else recorder.lost,
-            files=tuple(self._state_files()),
+            files=tuple(self._state_files(recorder)),
         )
 
-    def _state_files(self) -> Iterator[StateFile]:
+    def _state_files(self, recorder: "SnapshotRecorder | None") -> Iterator[StateFile]:
         """Yield the files that the agent writes, each with the error of the last write."""
         yield StateFile("faults", self._checkpoint.error)
         if self._config.history_rows:
             yield StateFile("history", self._verdict_recorder.error or self._recorder.error)
-        if (recorder := self._snapshot_recorder) is not None:  # a reload may replace it meanwhile
+        if recorder is not None:
             yield StateFile("record", recorder.error)
 
     def _publish(self, report: Report) -> None:

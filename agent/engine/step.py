@@ -27,6 +27,7 @@ from agent.health.declared.driver_reports import (
     conditions_to_store,
     declared_check_samples,
     health_check_sources,
+    is_of_former_hardware,
     restored_conditions,
     subject_of_checks,
     update_driver_faults,
@@ -36,7 +37,6 @@ from agent.health.declared.state import (
     NO_VERDICTS,
     DeclaredState,
     VerdictCache,
-    is_before_redeclaration,
     redeclared_devices,
     update_declared,
 )
@@ -295,7 +295,8 @@ def step(
     results = (
         result
         for result in snapshot.custom_checks
-        if result.device not in changed and not is_before_redeclaration(result, declared.redeclared)
+        if result.device not in changed
+        and not is_of_former_hardware(result.device, result.beat_ns, declared.redeclared)
     )
     custom = CustomCheckEvaluation(evaluation, settings.checks, results)
     custom.add_to_host(previous, own)

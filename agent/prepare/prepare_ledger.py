@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.health.verdict import kubelet_message
-from agent.model.claim import Claim, ClaimRef, DeviceRef
+from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, PrepareVerdict, Scope
 from agent.prepare.failure_kinds import failure_kind
@@ -329,7 +329,7 @@ def _is_repaired(ledger: PrepareLedger, claim: Claim, failed: LedgerEntry, verdi
     For a fault of the node or driver, the prepare of any claim is enough. Otherwise the prepared claim must
     have a device of this claim.
     """
-    devices = set(_device_refs(claim))
+    devices = set(_device_refs(claim.devices))
     concerns_all = verdict.scope in {Scope.NODE, Scope.DRIVER}
     return any(
         entry.outcome.verdict is None
@@ -371,7 +371,7 @@ def _health_and_faults(ledger: PrepareLedger, claim: Claim, health: str) -> str:
         health: Result of :func:`health_fingerprint`; codes of active driver-reported faults are appended.
     """
     active = {(fault.device, fault.code) for fault in ledger.driver_faults.faults if not fault.expired_wall_s}
-    codes = sorted(code for device, code in active if device in _device_refs(claim))
+    codes = sorted(code for device, code in active if device in _device_refs(claim.devices))
     # this separator is in the ledgers on disk
     return " told:".join([health, *codes])  # verbatim
 
@@ -390,8 +390,8 @@ def with_success(
     Driver-reported faults of the claim's devices expire, but not those of devices with admin access: the
     claim's pods do not use such a device, so the prepare does not show that it works.
     """
-    devices = _device_refs(claim)
-    used = _device_refs(replace(claim, devices=tuple(item for item in claim.devices if not item.admin)))
+    devices = _device_refs(claim.devices)
+    used = _device_refs(device for device in claim.devices if not device.admin)
     outcome = LastPrepareResult(claim.ref, claim.fingerprint, health_fingerprint, devices, now_wall_s, None)
     ledger = replace(ledger, driver_faults=expire_faults_of_devices(ledger.driver_faults, used, now_wall_s))
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
@@ -430,7 +430,7 @@ def with_failure(
     verdict = _with_count(ledger, claim, verdict, now_wall_s)
     generation = _health_and_faults(ledger, claim, health_fingerprint)
     outcome = LastPrepareResult(
-        claim.ref, claim.fingerprint, generation, _device_refs(claim), now_wall_s, verdict
+        claim.ref, claim.fingerprint, generation, _device_refs(claim.devices), now_wall_s, verdict
     )
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s), verdict
 
@@ -474,8 +474,8 @@ def with_unprepare_failure(
     return with_failure(ledger, claim, "", verdict, now_wall_s, driver_version, unhealthy)
 
 
-def _device_refs(claim: Claim) -> tuple[DeviceRef, ...]:
-    return tuple(dict.fromkeys(DeviceRef(*map(str, device.ref)) for device in claim.devices))
+def _device_refs(devices: Iterable[ClaimDevice]) -> tuple[DeviceRef, ...]:
+    return tuple(dict.fromkeys(DeviceRef(*map(str, device.ref)) for device in devices))
 
 
 def _with_count(

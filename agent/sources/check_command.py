@@ -373,12 +373,16 @@ class CheckCommand:
         self._collect()
         if self._pid or (self._cgroup is not None and not self._cgroup.is_removed()):
             return False
-        if self._group and not self._has_group():
-            self._group = 0  # for good: the kernel may use the number again
-        return not self._group
+        with self._lock:  # kill() must not read 0, which stands for the agent's own group
+            if self._group and not self._has_group():
+                self._group = 0  # for good: the kernel may use the number again
+            return not self._group
 
     def _has_group(self) -> bool:
-        """Return whether the command's process group has a process that has not ended."""
+        """Return whether the command's process group has a process that has not ended.
+
+        The caller holds the lock.
+        """
         with suppress(ChildProcessError):  # children of ended processes, if this process is pid 1
             while os.waitpid(-self._group, os.WNOHANG)[0]:
                 pass

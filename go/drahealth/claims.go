@@ -304,8 +304,8 @@ func claimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.Prepa
 	return prepared
 }
 
-// acceptsFaults reports whether a claim is tried whatever the health of its devices: each of the driver's devices has admin
-// access, or a toleration of any taint that keeps pods off. The key of the toleration does not count.
+// acceptsFaults reports whether a claim is tried whatever the health of its devices: each of the driver's devices
+// has admin access, or a toleration of any taint that keeps pods off. The key of the toleration does not count.
 func acceptsFaults(claim *resourceapi.ResourceClaim, driver string) bool {
 	accepted := false
 	if claim.Status.Allocation == nil {

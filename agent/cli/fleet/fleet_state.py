@@ -23,6 +23,7 @@ from agent.config.api_access import without_login
 from agent.errors import ApiError, ApiUnreachableError, ConfigError, UsageError
 from agent.model.health import Severity
 from agent.model.time import WALL_MAX_S
+from agent.serve.kube_api.api_server import client_tls_context
 from agent.system.files import open_input
 from agent.version import VERSION
 
@@ -111,8 +112,7 @@ class PrometheusClient:
                 self._headers["Authorization"] = f"Bearer {_read_token(token_file)}"
             file = ca_file
             if parts.scheme == "https":
-                self._tls = ssl.create_default_context(cafile=ca_file)
-                self._tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as for API servers
+                self._tls = client_tls_context(ca_file)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"Prometheus {self.url}: file {file} cannot be used: {reason}") from None

@@ -114,6 +114,17 @@ def samples_by_device(samples: Iterable[DriverCheckSample]) -> CheckSamplesByDev
     return found
 
 
+def is_of_former_hardware(subject: Subject, beat_ns: int, redeclared: Mapping[Subject, Instant]) -> bool:
+    """Return whether a result of a check is from before its device was declared with other hardware.
+
+    Args:
+        subject: The device.
+        beat_ns: Monotonic time of the result [ns].
+        redeclared: Times at which devices were declared with other hardware.
+    """
+    return subject in redeclared and beat_ns < redeclared[subject].mono_ns
+
+
 def declared_check_samples(
     samples: tuple[DriverCheckSample, ...],
     checked: Mapping[Subject, Sequence[str]],
@@ -135,8 +146,7 @@ def declared_check_samples(
     reported = {
         (sample.subject, sample.check): sample
         for sample in samples
-        if sample.lease_ns
-        and not (sample.subject in redeclared and sample.beat_ns < redeclared[sample.subject].mono_ns)
+        if sample.lease_ns and not is_of_former_hardware(sample.subject, sample.beat_ns, redeclared)
     }
     if not (reported or checked):
         return samples

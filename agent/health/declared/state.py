@@ -31,7 +31,7 @@ from agent.model.cpuset import CpuSet, cpu_numbers
 from agent.model.declared_devices import Declarations, DeclaredCpuDevice, DriverDevice
 from agent.model.health import Cause, DeviceHealth, NotApplicable
 from agent.model.reading import Missing, source_name
-from agent.model.settings import CustomCheckResult, EngineSettings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import NS, Instant
 
@@ -133,12 +133,6 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
         {device.kind: device for device in known},
         {subject: device.checks for subject, device in devices.items() if device.checks},
     )
-
-
-def is_before_redeclaration(result: CustomCheckResult, redeclared: Mapping[Subject, Instant]) -> bool:
-    """Return whether a result is of the hardware that a device had before it was declared again."""
-    since = redeclared.get(result.device)
-    return since is not None and result.beat_ns < since.mono_ns
 
 
 def redeclared_devices(

@@ -390,6 +390,17 @@ def _certificate_files(access: ApiAccess) -> tuple[StrPath, ...]:
     return (*(() if access.ca_file is None else (access.ca_file,)), *access.client_certificate_files)
 
 
+def client_tls_context(ca_file: StrPath | None, ca_data: str = "") -> ssl.SSLContext:
+    """Return the TLS context of a client that trusts these CA certificates; without any, the system's.
+
+    Raises OSError or ValueError if a certificate cannot be used.
+    """
+    context = ssl.create_default_context(cafile=ca_file, cadata=ca_data or None)
+    # Python 3.13 and later refuse certificates without key identifiers, which managed clusters have
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 def _make_context(access: ApiAccess) -> ssl.SSLContext:
     """Return the TLS context for the CA and the certificate of an API access.
 
@@ -397,9 +408,7 @@ def _make_context(access: ApiAccess) -> ssl.SSLContext:
     """
     for file in _certificate_files(access):
         read_credentials(file)
-    context = ssl.create_default_context(cafile=access.ca_file, cadata=access.ca_data or None)
-    # Python 3.13 and later refuse certificates without key identifiers, which managed clusters have
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context = client_tls_context(access.ca_file, access.ca_data)
     if access.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
