@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from agents import TRIES
+from conform.running import repeated_run
 from embedded import cluster_driver
 from patience import PATIENCE_S
 from private_mounts import within_mounts
@@ -92,12 +92,17 @@ class Runner:
     def shell(self, script: str, *shell: str, codes: tuple[int, ...] = (0,)) -> str:
         """Run a script as GitHub runs a step, and return its output."""
         command = [*self.within, *(shell or ("bash", "-e", "-c")), script]
-        for _ in range(TRIES if "drahealth conform" in script else 1):  # a busy machine is late
-            done = subprocess.run(
+
+        def run_once() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
                 command, cwd=self.work, env=self.environ, capture_output=True, text=True, check=False
             )
-            if done.returncode in codes or done.returncode != 1:  # 1: a warning
-                break
+
+        def is_expected(run: subprocess.CompletedProcess[str]) -> bool:
+            """Return False for a warning of conform, as of answers that a busy machine delays."""
+            return run.returncode in codes or run.returncode != 1 or "drahealth conform" not in script
+
+        done = repeated_run(run_once, is_expected)
         assert done.returncode in codes, f"{script}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from agents import TRIES
+from conform.running import CONFORM_WARNS, repeated_run
 from small_disk import run_on_small_disk
 
 from agent.cli.main import main as drahealth
@@ -25,14 +25,14 @@ def driver_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path / "made"
 
 
-def run_in(directory: Path, *command: str, tries: int = 1) -> None:
+def run_in(directory: Path, *command: str) -> None:
     """Run a Python module in a directory, as the driver's author does; it must succeed.
 
-    Args:
-        tries: Number of runs while conform only warns, as of answers that a busy machine delays.
+    It runs again if conform only warns, as of answers that a busy machine delays.
     """
-    for _ in range(tries):
-        done = subprocess.run(
+
+    def run_once() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, "-m", *command],
             cwd=directory,
             env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -41,8 +41,8 @@ def run_in(directory: Path, *command: str, tries: int = 1) -> None:
             text=True,
             check=False,
         )
-        if "assert 1 == 0" not in done.stdout:
-            break
+
+    done = repeated_run(run_once, lambda run: CONFORM_WARNS not in run.stdout)
     assert done.returncode == 0, done.stdout
 
 
@@ -64,7 +64,7 @@ print(os.listdir({str(tmp_path)!r}))
 
 @pytest.mark.slow  # conform records for 40 s
 def test_new_driver_passes_conform_at_once(driver_dir: Path) -> None:
-    run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "conforms", tries=TRIES)
+    run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "conforms")
 
 
 def test_new_driver_passes_a_strict_type_check(driver_dir: Path) -> None:

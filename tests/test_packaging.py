@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import TRIES
+from conform.running import CONFORM_WARNS, repeated_run
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -177,10 +177,10 @@ def test_readme_of_a_new_driver_is_followed_with_the_wheel_alone(wheel: Path, tm
     assert [line.split()[0] for line in (setup, check, *images)] == ["pip", "python", "podman", "kubectl"]
     done = run_clean("bash", "-ec", setup, cwd=made, bin_dir=bin_dir)
     assert done.returncode == 0, done.stdout + done.stderr
-    for _ in range(TRIES):  # conform warns of answers that a busy machine delays
-        done = run_clean("bash", "-ec", check, cwd=made, bin_dir=bin_dir)
-        if "assert 1 == 0" not in done.stdout:
-            break
+    done = repeated_run(
+        lambda: run_clean("bash", "-ec", check, cwd=made, bin_dir=bin_dir),
+        lambda run: CONFORM_WARNS not in run.stdout,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

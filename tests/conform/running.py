@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pytest
 from patience import PATIENCE_S
 
 from conform.servers import Driver
 
+T = TypeVar("T")
+
+CONFORM_WARNS: Final = "assert 1 == 0"
+"""Output of pytest if the test of a new driver in Python gets conform's exit code for a warning."""
 CONCURRENT_RUNS: Final = 8
 """Number of concurrent runs: they mostly wait, and share two cores."""
 TIMED: Final = frozenset({"health.first_list", "health.whole", "health.reconnect", "registration.get_info"})
@@ -109,15 +113,13 @@ def checked_run(
     return repeated_run(rerun, lambda run: run.not_passed == expected)
 
 
-def repeated_run(
-    conform_once: Callable[[], ConformRun], is_expected: Callable[[ConformRun], bool]
-) -> ConformRun:
+def repeated_run(run_once: Callable[[], T], is_expected: Callable[[T], bool]) -> T:
     """Return the first run that is as expected, or else the last one, for the caller's assertions."""
-    run = conform_once()
+    run = run_once()
     for _ in range(REPETITIONS):
         if is_expected(run):
             break
-        run = conform_once()
+        run = run_once()
     return run
 
 

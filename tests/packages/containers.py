@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents import LATE_ANSWERS
-from patience import PATIENCE_S
+from agents import run_command
 
 RUNTIMES = ("crun", "runc")
 MASKED = [
@@ -129,12 +127,7 @@ class Container:
 
     def run(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program of the image in the container."""
-        command = [self.runtime, "exec", self.name, *args]
-        deadline = time.monotonic() + PATIENCE_S
-        while True:  # until an agent without CPU answers
-            done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-            if not any(late in done.stderr for late in LATE_ANSWERS) or time.monotonic() > deadline:
-                return done
+        return run_command(*args, program=(self.runtime, "exec", self.name), **options)
 
 
 @contextmanager
