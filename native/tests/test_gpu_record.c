@@ -114,6 +114,9 @@ static void test_events_are_awaited_while_the_waiter_waits_and_no_event_is_recen
     CHECK_U64(dh_gpu_awaited_events(s), 0);
     atomic_store(&s->event_ns, s->now_ns - slow_ns);
     CHECK_U64(dh_gpu_awaited_events(s), 9);
+    atomic_store(&s->event_ns, 0);
+    s->now_ns = slow_ns - 1; /* soon after the boot of the node */
+    CHECK_U64(dh_gpu_awaited_events(s), 9);
     gx_slot_free(s);
 }
 

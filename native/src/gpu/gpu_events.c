@@ -8,6 +8,7 @@
 #include "gpu/gpus.h"
 
 #define SHORT_WAIT_NS (DH_NS / 100) /* longest wait while the last events are not published yet */
+#define START_WAIT_NS (2 * DH_NS) /* longest wait at the start for the registration of all GPUs: one may hang */
 #define BACKOFF_MIN_NS DH_NS
 #define BACKOFF_MAX_NS (60 * DH_NS)
 
@@ -87,6 +88,30 @@ static bool is_any_registered(struct dh_gpu_watch *w)
     return any_registered;
 }
 
+/* Return whether each GPU had a pass since the set was created, which registered it if that was possible. */
+static bool is_each_gpu_tried(struct dh_gpu_watch *w)
+{
+    bool each = true;
+
+    pthread_mutex_lock(&w->lock);
+    for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
+        each &= dh_gpu_slot_at(w, i)->passed_set_id == atomic_load(&w->set_id);
+    pthread_mutex_unlock(&w->lock);
+    return each;
+}
+
+/*
+ * State after a wait that did not fail. The agent's first report waits for the end of the start: an event that
+ * comes before its GPU is registered is lost, so no GPU is reported until then.
+ */
+static enum dh_source_state state_waited(struct dh_gpu_watch *w, uint64_t made_ns)
+{
+    bool started = w->wait.state != DH_STATE_STARTING || is_each_gpu_tried(w) ||
+                   dh_now_ns() - made_ns >= START_WAIT_NS;
+
+    return started ? DH_STATE_OK : DH_STATE_STARTING;
+}
+
 /* State while no GPU is registered: no GPU has events, registrations fail, or none was tried yet. */
 static enum dh_source_state state_idle(struct dh_gpu_watch *w)
 {
@@ -104,7 +129,7 @@ static enum dh_source_state state_idle(struct dh_gpu_watch *w)
 static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
 {
     nvmlEventData_t event = { .gpuInstanceId = DH_NO_INSTANCE, .computeInstanceId = DH_NO_INSTANCE };
-    /* the first wait is short: the agent's first report waits for its end, which shows that events can be read */
+    /* the agent's first report waits for the first waits, which show that events can be read */
     bool is_short = w->event_dirty || w->wait.state == DH_STATE_STARTING;
     uint64_t begun_ns = dh_now_ns(), wait_ns = is_short ? SHORT_WAIT_NS : w->event_wait_ns, now_ns;
     nvmlReturn_t code = DH_NVML(w, &w->waiter, DH_CALL_WAIT, nvmlEventSetWait_v2, w->set, &event,
@@ -127,6 +152,7 @@ static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
 static nvmlReturn_t run_event_set(struct dh_gpu_watch *w, uint64_t *backoff_ns)
 {
     nvmlReturn_t code = set_make(w);
+    uint64_t made_ns = dh_now_ns();
 
     if (code)
         return code;
@@ -142,7 +168,7 @@ static nvmlReturn_t run_event_set(struct dh_gpu_watch *w, uint64_t *backoff_ns)
             break;
         *backoff_ns = BACKOFF_MIN_NS;
         atomic_store(&w->waited_ns, dh_now_ns());
-        wait_publish(w, DH_STATE_OK, atomic_load(&w->register_err));
+        wait_publish(w, state_waited(w, made_ns), atomic_load(&w->register_err));
     }
     dh_events_flush(w, true);
     set_retire(w);

@@ -92,6 +92,7 @@ static uint64_t next_due_ns(const struct dh_gpu_slot *s)
 static uint64_t run_pass(struct dh_gpu_slot *s, uint64_t due_ns, uint64_t now_ns)
 {
     struct dh_gpu_watch *w = s->w;
+    uint64_t set_id = atomic_load(&w->set_id);
 
     s->slow = s->mig_pass_requested;
     s->verify_due = s->verify_requested;
@@ -102,6 +103,7 @@ static uint64_t run_pass(struct dh_gpu_slot *s, uint64_t due_ns, uint64_t now_ns
     s->ended_ns = dh_now_ns();
     pthread_mutex_lock(&w->lock);
     s->is_running = false;
+    s->passed_set_id = set_id;
     s->next_ns = dh_gpu_next_pass_ns(s, due_ns, s->ended_ns);
     note_duration(w, s->ended_ns - now_ns);
     return s->ended_ns;

@@ -107,6 +107,7 @@ struct dh_gpu_slot {
     bool is_running;             /* a thread runs a pass now */
     bool verify_requested; /* NVML counts fewer GPUs than have a handle: is this GPU still listed? */
     uint64_t next_ns, ended_ns;  /* when the next pass is due without a request; end of the last pass */
+    uint64_t passed_set_id;      /* event set at the start of the last pass, which tried to register the GPU with it */
 
     /* used by the thread that runs the pass only: the GPU's own or the common one */
     nvmlDevice_t dev;              /* NULL without a handle */
@@ -145,7 +146,7 @@ struct dh_gpu_slot {
     /* shared between threads */
     uint64_t cpu_ns, switches;       /* of all passes; read by any thread */
     _Atomic uint64_t event_mask;     /* registered events */
-    _Atomic uint64_t event_ns;       /* last event that was, or may have been, of this GPU */
+    _Atomic uint64_t event_ns;       /* last event that was, or may have been, of this GPU; 0 = none */
     struct dh_seqlock gpu_seq, event_seq;
     struct dh_durations durations;
     struct dh_caller caller;

@@ -51,10 +51,10 @@ void dh_events_flush(struct dh_gpu_watch *w, bool at_once);
 static inline uint64_t dh_gpu_awaited_events(const struct dh_gpu_slot *s)
 {
     const struct dh_gpu_watch *w = s->w;
-    uint64_t mask = atomic_load(&s->event_mask);
+    uint64_t mask = atomic_load(&s->event_mask), event_ns = atomic_load(&s->event_ns);
 
     if (!mask || s->now_ns >= atomic_load(&w->waited_ns) + 2 * w->event_wait_ns ||
-        s->now_ns < atomic_load(&s->event_ns) + w->opt.slow_ns)
+        (event_ns && s->now_ns < event_ns + w->opt.slow_ns))
         return 0;
     return mask;
 }
