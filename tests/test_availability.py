@@ -157,6 +157,21 @@ def test_wall_clock_that_is_wrong_until_after_boot_adds_no_time() -> None:
     assert availability(node).not_observed_s == pytest.approx(600)
 
 
+def test_restart_before_the_clock_is_right_leaves_the_time_over_a_reboot() -> None:
+    node = node_with([(HEALTHY, HOUR_S)])
+    node.stop(600)
+    node.reboot()
+    node.set_wall_clock(-1e9)
+    for seconds in (10, 20):
+        node.start()
+        node.run(seconds)
+        node.stop(1)
+    node.set_wall_clock(1e9)
+    node.start()
+    node.run(HOUR_S)
+    assert availability(node).not_observed_s == pytest.approx(602)
+
+
 def test_window_cuts_the_state_that_began_before() -> None:
     node = node_with([(LOST, 10 * HOUR_S), (HEALTHY, HOUR_S)])
     gpu = availability(node, last_s=4 * HOUR_S)

@@ -115,12 +115,11 @@ class ObservedTimeAxis:
     def __init__(self, periods: Sequence[ObservedPeriod], now: ClockReading) -> None:
         """Place the observed periods, given oldest first, on the axis backwards from `now`."""
         ends, starts = [], []
-        next_start_s, following = now.wall_s, _Begin(now.wall_s, now.boot_s, now.boot_id)
+        following = _Begin(now.wall_s, now.boot_s, now.boot_id)
         for period in reversed(periods):
-            ends.append(next_start_s - _gap_s(period, following))
+            ends.append(following.axis_s - _gap_s(period, following))
             starts.append(ends[-1] - period.lasted_s)
-            next_start_s = starts[-1]
-            following = _Begin(period.ended_s - period.lasted_s, period.began_boot_s, period.boot_id)
+            following = _Begin(starts[-1], period.began_boot_s, period.boot_id)
         self._starts, self._ends = starts[::-1], ends[::-1]
         self._index = {period.id: index for index, period in enumerate(periods)}
         self.now_s = now.wall_s
@@ -162,7 +161,8 @@ class ObservedTimeAxis:
 
 
 class _Begin(NamedTuple):
-    wall_s: float
+    axis_s: float
+    """Position on the time axis, which is right although the clock was wrong after the boot [s since 1970]."""
     boot_s: float
     boot_id: str
 
@@ -171,7 +171,7 @@ def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
     """Return the time [s] from the end of an observed period to the start of the next one, `following`."""
     if period.boot_id and period.boot_id == following.boot_id:
         return max(0.0, following.boot_s - period.began_boot_s - period.lasted_s)
-    return max(0.0, following.wall_s - period.ended_s)
+    return max(0.0, following.axis_s - period.ended_s)
 
 
 def verdict_spans(stored: StoredVerdicts, timeline: ObservedTimeAxis) -> dict[DeviceRef, list[VerdictSpan]]:
