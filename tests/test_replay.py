@@ -467,6 +467,27 @@ def test_what_if_prints_changes_pods_and_scores(
     assert (rule["recall"]["successes"], rule["recall"]["trials"]) == (0, 2)
 
 
+def test_what_if_counts_pods_with_unhealthy_devices_by_driver_and_pool(tmp_path: Path) -> None:
+    node = RecordedGpuNode(2)
+    node.state = replace(node.state, settings=replace(node.settings, drivers=("gpu.example.com",)))
+    node.steps.clear()  # of other settings
+    uses = {
+        "hurt": (DeviceRef("gpu.example.com", "node-a", "gpu-0"),),
+        "healthy": (DeviceRef("gpu.example.com", "node-a", "gpu-1"),),
+        "other-driver": (DeviceRef("nic.example.com", "node-a", "gpu-0"),),
+        "other-pool": (DeviceRef("gpu.example.com", "rack", "gpu-0"),),
+    }
+    source = SourceSample("pods", SourceState("ok"), node.now_ns, 60 * NS, 0, "", 1, False)
+    node.pods = PodsSample(source, uses, {uid: f"team/{uid}" for uid in uses}, ())
+    node.next(3)
+    node.lose(0)
+    node.next(5)
+    write_segment(segment_path(tmp_path, 1), node.steps)
+    found = compare_record(segment_paths(tmp_path), lambda recorded: recorded)
+    assert found.recorded.unhealthy.keys() == {"gpu-0"}
+    assert found.recorded.pods == found.other.pods == {"team/hurt"}
+
+
 def test_severity_that_changes_at_another_time_is_a_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
 """Replay of recorded evaluations by the health engine, with the recorded settings or with others."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +51,9 @@ class ReplayedVerdicts(NamedTuple):
     """Newest sample of pods."""
     starting: bool
     """True: a source has yet to finish its first pass, so that the verdicts are incomplete."""
+    declaring: Collection[str]
+    """Names of the drivers that declare devices of their own."""
+    settings: EngineSettings
 
 
 class CgroupsMatter(Exception):
@@ -137,7 +140,10 @@ class Replay:
             next_state, report = step(state, evaluated, inputs.now, is_full=inputs.is_full)
             if not with_cgroups and do_cgroups_matter(next_state, snapshot, report):
                 raise CgroupsMatter
-            replayed = ReplayedVerdicts(inputs, recorded_verdicts(report), snapshot.pods, report.starting)
+            verdicts, declaring = recorded_verdicts(report), report.declaring
+            replayed = ReplayedVerdicts(
+                inputs, verdicts, snapshot.pods, report.starting, declaring, next_state.settings
+            )
             yield replayed
             steady = None
             if inputs.use is StepOutcome.DISCARDED:

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple, TypeVar
 
 from agent.engine.step import StepOutcome
 from agent.errors import DrahealthError
+from agent.health.host.pod import host_device_of
 from agent.model.health import Health, Severity
-from agent.model.pod_findings import PodsSample
 from agent.model.time import NS
 from agent.record.events import Verdicts
-from agent.record.replay import CgroupsMatter, ChangeSettings, Replay
+from agent.record.replay import CgroupsMatter, ChangeSettings, Replay, ReplayedVerdicts
 from agent.record.segment_file import RecordPath, SegmentReader
 
 GAP_S: Final = 180.0
@@ -65,19 +65,21 @@ class HealthIntervals:
     _open_unhealthy: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     _last: Verdicts = ()
 
-    def observe(self, at_s: float, verdicts: Verdicts, pods: PodsSample | None) -> None:
-        """Add the verdicts that devices have from the time ``at_s`` on, until the next call."""
+    def observe(self, at_s: float, verdicts: Verdicts, replayed: ReplayedVerdicts) -> None:
+        """Add the verdicts that devices have from the time ``at_s`` on, until the next call.
+
+        The pods are those of `replayed`, which the recorded and the other verdicts share.
+        """
         if verdicts != self._last:
             causes = {(new.subject, code): severity for new in verdicts for code, severity in new.causes}
             bad = {new.subject: int(Severity.UNHEALTHY) for new in verdicts if new.health == Health.UNHEALTHY}
             _update(self._open_causes, causes, self.causes, at_s)
             _update(self._open_unhealthy, bad, self.unhealthy, at_s)
             self._last = verdicts
-        if self._open_unhealthy and pods is not None:
+        if self._open_unhealthy and (pods := replayed.pods) is not None:
             for uid, devices in pods.uses.items():
-                if any(
-                    str(ref) in self._open_unhealthy or ref.device in self._open_unhealthy for ref in devices
-                ):
+                names = {host_device_of(ref, replayed.declaring, replayed.settings) for ref in devices}
+                if not self._open_unhealthy.keys().isdisjoint(names.union(map(str, devices))):
                     self.pods.add(pods.names.get(uid, uid))
 
     def close(self, at_s: float) -> None:
@@ -266,8 +268,8 @@ def _compare_record(
             elif last_s is not None:
                 result.observed_s += at_s - last_s
             last_s = at_s
-            result.recorded.observe(at_s, step.verdicts, replayed.pods)
-            result.other.observe(at_s, replayed.verdicts, replayed.pods)
+            result.recorded.observe(at_s, step.verdicts, replayed)
+            result.other.observe(at_s, replayed.verdicts, replayed)
         if reader.problem:
             result.problems.append(str(reader.problem))
     if last_s is not None:

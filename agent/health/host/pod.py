@@ -377,6 +377,18 @@ class PodPreparedDevice(NamedTuple):
     """Evaluated device; None: this agent does not evaluate it."""
 
 
+def host_device_of(ref: DeviceRef, declaring: Collection[str], settings: EngineSettings) -> str:
+    """Return the name of the host's device that a driver's device is; empty: it is none.
+
+    Args:
+        ref: Device of a driver.
+        declaring: Names of the drivers that declare devices of their own.
+        settings: Settings with the node's name and the configured drivers.
+    """
+    has_host_verdicts = ref.driver in settings.drivers and ref.driver not in declaring
+    return ref.device if has_host_verdicts and ref.pool == settings.node else ""
+
+
 @dataclass(frozen=True, slots=True)
 class PodDeviceLookup:
     """Lookup of the devices that were prepared for the claims of a pod, and of the pod's name.
@@ -410,11 +422,9 @@ class PodDeviceLookup:
         return _append_container(container, f"pod {name or pod_uid}")
 
     def _prepared_device(self, ref: DeviceRef) -> PodPreparedDevice:
-        subject, settings = str(ref), self.settings
-        has_host_verdicts = ref.driver in settings.drivers and ref.driver not in self.declaring
-        is_host_device = has_host_verdicts and ref.pool == settings.node and ref.device in self.devices
-        if subject not in self.devices and is_host_device:
-            subject = ref.device
+        subject, host_device = str(ref), host_device_of(ref, self.declaring, self.settings)
+        if subject not in self.devices and host_device in self.devices:
+            subject = host_device
         return PodPreparedDevice(subject, self.devices.get(subject))
 
 
