@@ -106,6 +106,23 @@ def test_shares_alternatives_and_admin_access_are_kept() -> None:
     assert device.admin
 
 
+@pytest.mark.parametrize(
+    ("tolerations", "tolerates"),
+    [
+        (None, False),
+        ([{"operator": "Exists", "effect": "None"}], False),
+        ([{"operator": "Exists"}], True),
+        ([{"key": "example.com/sick", "effect": "None"}, {"key": "a/b", "effect": "NoSchedule"}], True),
+    ],
+)
+def test_toleration_of_a_taint_that_keeps_pods_off_accepts_faults(
+    tolerations: object, tolerates: bool
+) -> None:
+    claim = parse_claim(claim_of([result("g", "gpu-3", tolerations=tolerations)]), DRIVER)
+    assert claim.devices[0].accepts_faults == tolerates
+    assert claim.fingerprint == parse_claim(claim_of([result("g", "gpu-3")]), DRIVER).fingerprint
+
+
 def test_unknown_fields_are_ignored() -> None:
     obj = claim_of(
         [result("g", "gpu-3", bindingConditions=["ready"], tolerations=[{"operator": "Exists"}], new=[1])]

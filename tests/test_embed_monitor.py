@@ -247,7 +247,8 @@ def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
             with pytest.raises(FailedDeviceError, match="1 of 2") as raised:
                 monitor.require_healthy(device)
             assert (raised.value.device, raised.value.code) == (ref("bad"), "demo.bad")
-        for other in ("well", "unseen", ref("well"), ref("no-such-device"), Device("well")):
+        examined = (ClaimDevice("r", *ref("bad"), admin=True), ClaimDevice("r", *ref("bad"), tolerates=True))
+        for other in ("well", "unseen", ref("well"), ref("no-such-device"), Device("well"), *examined):
             monitor.require_healthy(other)
         with pytest.raises(ConfigError, match="device 'wel' does not exist; did you mean 'well'"):
             monitor.require_healthy("wel")

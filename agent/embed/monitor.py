@@ -330,7 +330,8 @@ class Monitor:
         Raises:
             FailedDeviceError: The device is Unhealthy; with code and evidence of the cause. Faults that an
                 earlier prepare reported do not count: only the next prepare shows whether these faults have
-                passed.
+                passed. A device of a claim with admin access, or with a toleration of any taint that keeps
+                pods off, raises nothing.
             ConfigError: A name alone is that of no added device.
             TypeError: The argument is not a device.
         """
@@ -338,6 +339,8 @@ class Monitor:
         if found is None and isinstance(device, str) and device not in known:  # a wrong name would pass
             raise ConfigError(f"device {device!r} does not exist{suggestion(device, known)}")
         if found is None or found.health is not Health.UNHEALTHY:
+            return
+        if isinstance(device, ClaimDevice) and device.accepts_faults:
             return
         for cause in found.causes:
             if cause.severity is Severity.UNHEALTHY and not cause.driver_reported:

@@ -162,7 +162,7 @@ class ObservedTimeAxis:
 
 class _Begin(NamedTuple):
     axis_s: float
-    """Position on the time axis, which is right although the clock was wrong after the boot [s since 1970]."""
+    """Position on the time axis, which is right although the clock was wrong [s since 1970]."""
     boot_s: float
     boot_id: str
 

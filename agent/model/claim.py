@@ -43,6 +43,13 @@ class ClaimDevice(NamedTuple):
     """True: admin access, other claims may use the device at the same time. False: normal access."""
     consumed: tuple[tuple[str, str], ...] = ()
     """Capacity that the claim consumes, as (name, Kubernetes quantity)."""
+    tolerates: bool = False
+    """True: the claim tolerates a taint of the device that keeps pods off, whatever its key."""
+
+    @property
+    def accepts_faults(self) -> bool:
+        """Whether the claim is prepared whatever the health of the device, for a pod that examines it."""
+        return self.admin or self.tolerates
 
     @property
     def ref(self) -> DeviceRef:
@@ -89,7 +96,7 @@ class Claim:
         While the hash is unchanged, the result of an earlier prepare of the claim is still valid.
         """
         content = [
-            self.devices,
+            [device[:7] for device in self.devices],  # without tolerations, which change no prepare
             [(config.source, config.requests, config.parameters) for config in self.configs],
         ]
         import hashlib  # loads OpenSSL: 3.7 MiB that the process of NVML saves
