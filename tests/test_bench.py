@@ -82,8 +82,8 @@ def test_interval_of_few_values_is_their_range() -> None:
 
 def test_percentile_of_too_few_values_is_none() -> None:
     assert percentile(range(99), 0.99) is None
-    assert percentile(range(100), 0.99) == 99
-    assert percentile(range(1000), 0.99) == 990
+    assert percentile(range(100), 0.99) == 98
+    assert percentile(range(1000), 0.99) == 989
 
 
 def test_outlier_affects_outlier_share_and_not_deviation() -> None:

@@ -5,6 +5,7 @@ clock frequency, and what the contender before leaves in the CPU's caches affect
 the median of the ratios within each round; pairing keeps it stable where absolute times vary.
 """
 
+import math
 import statistics
 import time
 import tracemalloc
@@ -186,10 +187,10 @@ def paired_ratio(timed: ContenderSamples, reference: ContenderSamples) -> Median
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the value that ``share`` (0 to 1) of ``values`` do not exceed; None: too few values."""
+    """Return the smallest value that ``share`` (0 to 1) of ``values`` do not exceed; None: too few values."""
     if len(values) * (1 - share) < 1:
         return None
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+    return sorted(values)[math.ceil(len(values) * share) - 1]
 
 
 def relative_deviation(values: Sequence[float]) -> float:
