@@ -30,8 +30,11 @@ from test_record import write_segment
 from agent.cli import replay, what_if
 from agent.cli.main import main
 from agent.engine.step import EngineState, StepOutcome
+from agent.health.kernel_log.facts import KernelLogCode
+from agent.health.kernel_log.parse import HostLogLine, parse_host_line
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Severity
+from agent.model.machine_samples import LogLine
 from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import CustomCheck, EngineSettings, RuleOverride
@@ -846,6 +849,17 @@ def test_host_name_of_a_node_with_a_domain_is_redacted(node: str, text: str, exp
     redactor = Redactor(b"k")
     redactor.add_head(SegmentHead("0", node, "boot"))
     assert re.sub(r"\bnode-[0-9a-f]{10}", "NODE", redactor.text(text)) == expected
+
+
+@pytest.mark.parametrize("server", ["files.corp.example", "10.0.0.7", "fd00::7"])
+def test_nfs_server_is_redacted_and_its_line_is_parsed_as_before(server: str) -> None:
+    redactor = Redactor(b"k")
+    text = f"nfs: server {server} not responding, still trying"
+    redactor.collect(LogLine(0, 1, 0, 0, text, text, 1))
+    name = redactor.text(server)
+    assert re.fullmatch("server-[0-9a-f]{10}", name)
+    assert redactor.text(text) == text.replace(server, name)
+    assert parse_host_line(redactor.text(text)) == HostLogLine(KernelLogCode.NFS, name, ("down",))
 
 
 def test_redacted_copy_of_a_growing_record_has_no_later_names(

@@ -1,5 +1,5 @@
-"""Redaction of records: names of pods, namespaces, claims and nodes, serial numbers and UUIDs are replaced by
-pseudonyms. Pure.
+"""Redaction of records: names of pods, namespaces, claims, nodes and NFS servers, serial numbers and UUIDs
+are replaced by pseudonyms. Pure.
 
 The first step collects the sensitive texts from the fields that have them. The second step replaces these
 texts in every text, also in log lines and evidence, and replaces every UUID and container ID. With one key,
@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from agent.engine.step import EngineState
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
-from agent.health.kernel_log.facts import HOST_PATTERNS
+from agent.health.kernel_log.facts import HOST_PATTERNS, KernelLogFact
+from agent.model.machine_samples import LogLine
 from agent.model.pod_findings import PodsSample
 from agent.model.reading import SourceSample
 from agent.model.settings import DEVICE_ARGUMENT, CustomCheck
@@ -29,6 +30,8 @@ _NAME_GOES_ON: Final = r"[A-Za-z0-9]|[_.-]+[A-Za-z0-9]"
 _NODE_GOES_ON: Final = r"[A-Za-z0-9]|[_-]+[A-Za-z0-9]"
 """As _NAME_GOES_ON, for the name of a node: a domain can follow the whole name."""
 _HEX: Final = "0123456789abcdef"
+_NFS_SERVER: Final = re.compile(r"(?:nfs|nfsacl|lockd): server (\S+) ")
+"""Pattern of the kernel log's lines about an NFS server."""
 
 
 class TermKind(StrEnum):
@@ -41,6 +44,7 @@ class TermKind(StrEnum):
     NAMESPACE = "ns"
     POD = "pod"
     CLAIM = "claim"
+    SERVER = "server"
     IDENTIFIER = "identifier"
     """UUID, UID, container id, GUID or serial number: the pseudonym has the same shape."""
 
@@ -130,6 +134,8 @@ class Redactor:
         if names is not None:
             for name, kind in SENSITIVE.get(type(value).__name__, {}).items():
                 self._add(getattr(value, name), kind)
+            for server in _NFS_SERVER.findall(value.text) if type(value) in (LogLine, KernelLogFact) else ():
+                self._add(server, TermKind.SERVER)
             for name in names:
                 part = getattr(value, name)
                 is_kept_name = name == "name" and type(value) in (SourceSample, CustomCheck)
