@@ -264,11 +264,13 @@ def short_tmp() -> Iterator[Path]:
 def wait_for_message(watcher: Watcher, condition: Callable[[Any], bool], event: str) -> Any:
     """Return the next message for which the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
+    message: Any = None
     while (left_s := deadline - time.monotonic()) > 0:
-        message = watcher.next(left_s)
-        if condition(message):
-            return message
-    raise AssertionError(f"not within {PATIENCE_S} s: {event}")
+        with suppress(queue.Empty):
+            message = watcher.next(left_s)
+            if condition(message):
+                return message
+    raise AssertionError(f"not within {PATIENCE_S} s: {event}; the last message:\n{message}")
 
 
 def assert_silent(watcher: Watcher, seconds: float) -> None:
