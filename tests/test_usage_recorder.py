@@ -19,7 +19,7 @@ from usage_samples import UNREADABLE, checkpoint_map
 
 from agent.errors import DrahealthError
 from agent.model.consumers import ConsumerMap
-from agent.model.device_usage import UsageEndKind
+from agent.model.device_usage import UsageEnd, UsageEndKind
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
@@ -168,6 +168,73 @@ def test_unreadable_kubelet_at_start_ends_no_use(agent: Agent, state: Path) -> N
     assert len(following.record.running) == 1
     following.take(train(1))
     assert following.record.ended == ()
+
+
+@pytest.fixture
+def unread(agent: Agent, state: Path) -> Agent:
+    """A following run of the agent, of which the first read of the file failed; pods 1 and 2 use devices."""
+    agent.take(train(1, 2))
+    following = Agent(state, first=5000)
+    state.chmod(0o777)
+    following.take(train(1, 2))
+    assert "has mode 0777" in following.recorder.error
+    state.chmod(0o700)
+    return following
+
+
+def test_uses_continue_under_their_ids_after_a_failed_first_read(unread: Agent) -> None:
+    before = unread.record
+    unread.take(train(1, 2, 3))
+    assert [usage.pod.uid for usage in unread.record.running] == ["p-3", "p-2", "p-1"]
+    assert unread.record.running[1:] == before.running
+    unread.take(train(3))
+    assert {usage.id for usage in unread.record.ended} == {usage.id for usage in before.running}
+
+
+def test_nothing_is_written_before_a_read_that_fails_once(
+    agent: Agent, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.take(train(1))
+    before = agent.record
+    following = Agent(state, first=5000)
+
+    def fail(_: HistoryFile) -> None:
+        raise DrahealthError("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryFile, "content_if_replaced", fail)
+        following.take(train(1))
+        assert following.recorder.error == "too many open files"
+        assert following.record == before
+    assert following.recorder.close(PATIENCE_S)  # reads, then writes
+    assert [usage.id for usage in following.record.running] == [before.running[0].id]
+    assert following.record.last_write_s > before.last_write_s
+
+
+def test_use_that_ends_before_the_first_read_is_recorded_once(unread: Agent, state: Path) -> None:
+    (_, first) = unread.record.running
+    state.chmod(0o777)
+    unread.take(train(2))
+    state.chmod(0o700)
+    unread.take(train(2))
+    assert [usage.pod.uid for usage in unread.record.running] == ["p-2"]
+    (ended,) = unread.record.ended
+    assert (ended.id, ended.began.wall_s, ended.ended) == (
+        first.id,
+        first.began.wall_s,
+        UsageEnd(UsageEndKind.RELEASED, at(5020).wall_s, at(5040).wall_s, 5040 - 1020),
+    )
+
+
+def test_second_row_of_a_running_use_is_deleted_by_the_next_run(agent: Agent, state: Path) -> None:
+    agent.take(train(1))
+    (first,) = agent.record.running
+    second = replace(first, id="other-1")
+    agent.recorder._file.write_uses((second,), (), at(agent.second).wall_s, delete_by_age=False)
+    assert len(agent.record.running) == 2
+    following = Agent(state, first=5000)
+    following.take(train(1))
+    assert following.record.running == (first,)
 
 
 LIFE = f"""

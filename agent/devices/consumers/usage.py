@@ -224,7 +224,7 @@ def resume_usages(state: UsageState, stored: StoredUsages) -> UsageState:
     running = {usage_key(use): ActiveUsage(use, None) for use in stored.running}
     for key, mine in state.running.items():
         theirs = running.get(key)
-        running[key] = ActiveUsage(_merge_usages(theirs.use, mine.use), mine.seen) if theirs else mine
+        running[key] = ActiveUsage(merge_usages(theirs.use, mine.use), mine.seen) if theirs else mine
     return replace(
         state,
         running=running,
@@ -369,13 +369,17 @@ def _match_usages(
             if lesser in in_use_now or lesser not in found:
                 continue
             theirs, mine = found.pop(lesser), found.get(key)
-            found[key] = ActiveUsage(_merge_usages(theirs.use, mine.use), mine.seen) if mine else theirs
+            found[key] = ActiveUsage(merge_usages(theirs.use, mine.use), mine.seen) if mine else theirs
             if mine:
                 merged.append(mine.use.id)
     return found, tuple(merged)
 
 
-def _merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsage:
+def merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsage:
+    """Return the usage `later` with the id and the begin of the record `first` of the same usage."""
+    ended = later.ended
+    if ended and first.id != later.id:
+        ended = ended._replace(lasted_s=max(0.0, ended.noticed_s - first.began.wall_s))
     return replace(
         later,
         id=first.id,
@@ -384,6 +388,7 @@ def _merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsag
         resumed=first.resumed,
         worst=_worse(first.worst, later.worst),
         sources=min(first.sources, later.sources, key=_weakest_source_rank),
+        ended=ended,
     )
 
 

@@ -53,6 +53,7 @@ class UsageRecorder:
         self._dropped = 0
         self._now = Instant(0, 0)
         self._last_write_ns = self._retry_ns = 0
+        self._is_read = False  # whether the last read of the history file succeeded
         self._wall_clock = WallClockStepDetector()
         self.error = ""
         """Error of the last write; empty: it succeeded, or there was none."""
@@ -100,7 +101,8 @@ class UsageRecorder:
 
     def _write_queued(self) -> None:
         with self._lock:
-            if self._pending or self._merged or (self._uses and self._uses.running):
+            if self._uses and (self._pending or self._merged or self._uses.running):
+                self._uses = self._resume_from_file(self._uses)
                 self._write()
 
     # --- memory ----------------------------------------------------------------------------------------
@@ -136,24 +138,34 @@ class UsageRecorder:
         """Return the current uses of devices.
 
         If the recorder has not read the history file yet, the uses that an earlier run of the agent stored
-        continue.
+        continue, with their ids. Without a read nothing is written, else such a use has two ids.
         """
-        from agent.devices.consumers.usage import resume_usages
+        from agent.devices.consumers.usage import merge_usages, resume_usages, usage_key
 
+        self._is_read = False
         try:
             content = self._file.content_if_replaced()
         except DrahealthError as error:
             self._log_error(error)
         else:
+            self._is_read = True
             if not (self._pending or self._merged or uses.running):
                 self.error = ""  # no write follows that would show it
             if content is None:
                 return uses
-            uses = resume_usages(uses, content)
+            stored = {usage_key(use): use for use in reversed(content.running)}
+            ended = [use for use in self._pending.values() if use.ended]
+            merged = (merge_usages(stored.pop(usage_key(use), use), use) for use in ended)
+            self._pending = {use.id: use for use in merged}
+            uses = resume_usages(uses, content._replace(running=tuple(stored.values())[::-1]))
+            kept = {active.use.id for active in uses.running.values()} | self._pending.keys()
+            self._merged.update({use.id for use in content.running} - kept)
         self._queue(active.use for active in uses.running.values())  # a new file has none of them
         return uses
 
     def _write(self) -> None:
+        if not self._is_read:
+            return
         by_age = self._wall_clock.is_trusted(self._now)
         changed = tuple(self._pending.values())
         try:
