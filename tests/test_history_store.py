@@ -216,6 +216,27 @@ def test_file_content_is_returned_once_and_again_after_replacement(history: Hist
     assert [use.id for use in found.running] == ["run-2"]
 
 
+@pytest.fixture
+def same_inode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each file at a path the same id, as ext4 gives a new file the inode of a removed one."""
+    file_id = HistoryFile._file_id
+    monkeypatch.setattr(HistoryFile, "_file_id", lambda file: file_id(file) and (1, 1))
+
+
+@pytest.mark.usefixtures("same_inode")
+def test_new_file_with_the_inode_of_the_removed_one_is_noticed(history: HistoryFile, path: Path) -> None:
+    node = node_with([(HEALTHY, 60)])
+    kept_verdicts(history, node)
+    write_uses_at(history, device_usage(active=True))
+    path.unlink()
+    write_uses_at(history, device_usage(2, active=True))
+    assert history.verdicts_if_replaced() == StoredVerdicts()
+    kept_verdicts(history, node)
+    path.unlink()
+    kept_verdicts(history, node)
+    assert history.content_if_replaced() == StoredUsages()
+
+
 # --- unusable files -----------------------------------------------------------------------------
 
 

@@ -12,9 +12,10 @@ from threading import Event
 from typing import Any
 
 import pytest
-from claim_samples import at
+from claim_samples import at, listed_prepared, use
 from patience import PATIENCE_S
 from small_disk import run_on_small_disk
+from usage_samples import checkpoint_map
 from wire.serving import eventually
 
 from agent.health.availability_statistics import ObservedTimeAxis, listed_changes, summarize, verdict_spans
@@ -25,8 +26,9 @@ from agent.model.history import ClockReading, RecordedState, StoredVerdicts
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS, Instant
+from agent.node.pods.usage_recorder import UsageRecorder
 from agent.node.verdict_recorder import VerdictRecorder
-from agent.store.history_file import HistoryFile, period_file_path, read_verdicts
+from agent.store.history_file import HistoryFile, period_file_path, read_history, read_verdicts
 
 HERE = Path(__file__).parent
 OK, BAD, LOST, HOT, UNKNOWN = "", "gpu.xid.79", "gpu.lost", "gpu.heat", "source.stalled"
@@ -436,6 +438,31 @@ def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:
         ("gpu-4", None, "healthy"),
         ("gpu-4", "healthy", "degraded"),
     ]
+
+
+def test_file_created_again_by_the_uses_gets_all_verdicts(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has the inode of the removed one."""
+    file = agent.recorder._file
+    file_id = file._file_id
+    monkeypatch.setattr(file, "_file_id", lambda: file_id() and (1, 1))
+    agent.report(device("gpu-3", BAD), device("gpu-4"))
+    eventually(lambda: agent.path.exists() and len(stored_states(agent)) == 2, "the report is written")
+    agent.path.unlink()
+    limits = UsageHistoryLimits()
+    report = Report("node-1", at(2000), (), starting=False)
+    claim = listed_prepared("c-1", use("gpu-3", "gpus"), pods=["p-1"])
+    UsageRecorder(file, limits=limits).record(checkpoint_map(claim), report, at(2000))
+    assert agent.path.exists()
+    agent.report(device("gpu-3", BAD), device("gpu-4", HOT))
+    agent.stop()
+    assert stored_states(agent) == [
+        ("gpu-3", None, "unhealthy"),
+        ("gpu-4", None, "healthy"),
+        ("gpu-4", "healthy", "degraded"),
+    ]
+    assert len(read_history(agent.path).running) == 1
 
 
 def test_damaged_file_is_renamed_and_verdicts_are_kept(

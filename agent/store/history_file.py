@@ -263,7 +263,7 @@ class HistoryFile:
                 ended=select_uses(db, over, UsageEndKind.SUCCEEDED, UsageEndKind.FAILED, TRACKED_USAGES_MAX),
                 last_written_s=last_write_s(db),
             )
-        self._known_id = self._file_id()
+            self._known_id = self._file_id()
         return content
 
     def write_uses(
@@ -298,7 +298,7 @@ class HistoryFile:
                 db.execute(f"DELETE FROM ended WHERE number <= {newest} - ?", (self._limits.rows,))
                 if delete_by_age:
                     db.execute("DELETE FROM ended WHERE noticed_s < ?", (now_wall_s - self._limits.age_s,))
-        self._known_id = self._file_id()
+            self._known_id = self._file_id()
 
     def verdicts_if_replaced(self) -> StoredVerdicts | None:
         """Return the verdict history if the history file was replaced or removed; None: it is the same file.
@@ -314,7 +314,7 @@ class HistoryFile:
         with self._open() as db:
             _check_database(db)
             stored = select_verdicts(db)
-        self._known_verdicts_id = self._file_id()
+            self._known_verdicts_id = self._file_id()
         return extend_newest_period(stored, read_period_file(period_file_path(self._path)))
 
     def write_verdicts(
@@ -342,7 +342,7 @@ class HistoryFile:
                 delete_verdicts_by_count(db, self._limits.rows)
                 if delete_by_age:
                     delete_verdicts_by_age(db, now_wall_s - self._limits.age_s)
-        self._known_verdicts_id = self._file_id()
+            self._known_verdicts_id = self._file_id()
 
     def _make_room(self, db: sqlite3.Connection) -> None:
         """Delete the oldest records, a tenth at a time, while the file is above :data:`FULL_SHARE`."""
@@ -367,6 +367,8 @@ class HistoryFile:
         try:
             make_directory(self._path.parent)
             file = create_empty_file(self._path)
+            if not file.st_size:  # a new file can have the inode of the removed one
+                self._known_id = self._known_verdicts_id = None
             with open_connection(self._path, "rw", self._wait_s) as db:
                 check_opened(self._path, file)
                 db.execute("PRAGMA journal_mode = DELETE")
