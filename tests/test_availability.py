@@ -25,7 +25,7 @@ from agent.model.history import (
     VerdictChange,
 )
 
-HOUR_S = 3600.0
+HOUR_S, DAY_S = 3600.0, 86_400.0
 VERDICTS = (HEALTHY, HOT, STALLED, LOST, GONE)
 
 
@@ -170,6 +170,41 @@ def test_restart_before_the_clock_is_right_leaves_the_time_over_a_reboot() -> No
     node.start()
     node.run(HOUR_S)
     assert availability(node).not_observed_s == pytest.approx(602)
+
+
+def test_boot_that_ends_with_its_clock_behind_adds_no_time() -> None:
+    """Its machine reboots once more before the clock is set."""
+    node = node_with([(HEALTHY, 5 * DAY_S), (LOST, HOUR_S)])
+    for step_s in (-20 * DAY_S, 20 * DAY_S):
+        node.stop(600)
+        node.reboot()
+        node.set_wall_clock(step_s)
+        node.start()
+        node.run(60)
+    gpu = availability(node)
+    assert gpu.total_s == pytest.approx(5 * DAY_S + HOUR_S + 2 * 660)
+    assert gpu.not_observed_s == pytest.approx(1200)
+    timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
+    (change,) = listed_changes(verdict_spans(node.stored, timeline), node.wall_s - 2 * HOUR_S)
+    assert change.verdict == LOST
+
+
+@pytest.mark.parametrize(
+    ("is_same_boot", "ahead_s"), [(True, DAY_S), (False, 20 * DAY_S)], ids=["next run", "next boot"]
+)
+def test_boot_with_its_clock_ahead_leaves_the_time_after_it(is_same_boot: bool, ahead_s: float) -> None:
+    """The clock is right at the end of the boot, or was ahead of the present time."""
+    node = node_with([(HEALTHY, HOUR_S)])
+    node.set_wall_clock(ahead_s)
+    node.run(60)
+    node.set_wall_clock(-ahead_s)
+    for number in range(3):
+        if number or not is_same_boot:
+            node.reboot()
+        node.start()
+        node.run(60)
+        node.stop(2 * DAY_S)
+    assert availability(node).not_observed_s == pytest.approx(6 * DAY_S)
 
 
 def test_window_cuts_the_state_that_began_before() -> None:

@@ -2,8 +2,8 @@
 
 All periods in which the agent ran are placed on one time axis that ends now. Within a boot, the time between
 two periods is measured on the clock since boot. Over a reboot, it is measured on the wall clock as set at the
-end of each period, and is at least zero. So a change of the wall clock makes no interval negative or longer,
-and counts no interval twice.
+end of each period, and is at least zero; no boot ends before an earlier one. So a change of the wall clock
+makes no interval negative or longer, and counts no interval twice.
 """
 
 from bisect import bisect_right
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Final, NamedTuple
 
 from agent.model.claim import DeviceRef
@@ -116,7 +117,7 @@ class ObservedTimeAxis:
         """Place the observed periods, given oldest first, on the axis backwards from `now`."""
         ends, starts = [], []
         following = _Begin(now.wall_s, now.boot_s, now.boot_id)
-        for period in reversed(periods):
+        for period in reversed(_with_ordered_ends(periods, now.wall_s)):
             ends.append(following.axis_s - _gap_s(period, following))
             starts.append(ends[-1] - period.lasted_s)
             following = _Begin(starts[-1], period.began_boot_s, period.boot_id)
@@ -165,6 +166,19 @@ class _Begin(NamedTuple):
     """Position on the time axis, which is right although the clock was wrong [s since 1970]."""
     boot_s: float
     boot_id: str
+
+
+def _with_ordered_ends(periods: Sequence[ObservedPeriod], now_s: float) -> list[ObservedPeriod]:
+    """Return the observed periods, with ends on the wall clock that are not before the ends of earlier boots.
+    An end after `now_s` is wrong and is no limit for later boots."""
+    ordered: list[ObservedPeriod] = []
+    earliest_s, boot_id = -inf, ""
+    for period in periods:
+        if not period.boot_id or period.boot_id != boot_id:
+            earliest_s = ordered[-1].ended_s if ordered and ordered[-1].ended_s <= now_s else -inf
+        earliest_s, boot_id = earliest_s + period.lasted_s, period.boot_id
+        ordered.append(period._replace(ended_s=max(earliest_s, period.ended_s)))
+    return ordered
 
 
 def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
