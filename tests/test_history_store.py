@@ -47,6 +47,7 @@ from agent.store.history_file import (
 from agent.store.state_files import UnusableFile
 
 HERE = Path(__file__).parent
+DAY_S = 86_400.0
 
 
 @pytest.fixture
@@ -452,6 +453,31 @@ def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Pa
     assert len(read_verdicts(path).periods) == 2
     kept_verdicts(HistoryFile(path, UsageHistoryLimits()), node, oldest_s=START_S + 450)
     assert [period.id for period in read_verdicts(path).periods] == ["run-2"]
+
+
+@pytest.mark.parametrize(
+    ("away_s", "is_rebooted"), [(600, True), (40 * DAY_S, False)], ids=["two boots", "a month"]
+)
+def test_age_limit_keeps_changes_of_a_boot_with_its_clock_behind(
+    history: HistoryFile, path: Path, away_s: float, is_rebooted: bool
+) -> None:
+    node = node_with([(VERDICT_LOST, 60), (HEALTHY, 40 * DAY_S)])
+    node.stop(away_s)
+    node.reboot()
+    node.set_wall_clock(-400 * DAY_S)
+    node.start((GPU, GONE))
+    node.run(60)
+    if is_rebooted:
+        node.reboot()
+        node.start()
+    node.set_wall_clock(400 * DAY_S)
+    node.run(7200)
+    kept_verdicts(history, node, oldest_s=node.wall_s - 30 * DAY_S)
+    assert [change.verdict for change in read_verdicts(path).changes] == [HEALTHY, GONE]
+    assert node.periods[1] in read_verdicts(path).periods
+    node.run(31 * DAY_S)
+    history.write_verdicts(node.periods[-1:], (), node.wall_s, delete_by_age=True)
+    assert read_verdicts(path) == StoredVerdicts((node.periods[-1],))
 
 
 def availability(path: Path, node: SimulatedNode) -> DeviceAvailability:

@@ -431,6 +431,21 @@ def test_clock_step_delays_deletion_by_age_for_an_hour(state: Path) -> None:
     assert [usage.device.device for usage in agent.record.ended] == ["gpu-4", "gpu-3"]
 
 
+def test_end_of_a_use_stays_after_a_boot_with_its_clock_behind(agent: Agent, state: Path) -> None:
+    agent.take(train(1))
+    last_s, year_s = agent.record.last_write_s, 365 * 86_400.0
+    following = Agent(state)
+    following.take(train(2), now=Instant(30 * NS, last_s + 600 - year_s))
+    (ended,) = following.record.ended
+    assert ended.ended == UsageEnd(UsageEndKind.AWAY, last_s, last_s, 0.0)
+    assert [usage.began.wall_s for usage in following.record.running] == [last_s]
+    assert following.record.last_write_s == last_s
+    for second in (90, 4000):
+        following.take(train(2), now=Instant(second * NS, last_s + 600 + second))
+    assert following.record.last_write_s == last_s + 4600
+    assert following.record.ended == (ended,)
+
+
 def test_use_ids_of_two_agent_runs_differ(tmp_path: Path) -> None:
     lives = [Agent(tmp_path / name) for name in ("one", "other")]
     for life in lives:

@@ -341,7 +341,7 @@ class HistoryFile:
             with _transaction(db):
                 delete_verdicts_by_count(db, self._limits.rows)
                 if delete_by_age:
-                    delete_verdicts_by_age(db, now_wall_s - self._limits.age_s)
+                    delete_verdicts_by_age(db, now_wall_s - self._limits.age_s, now_wall_s)
             self._known_verdicts_id = self._file_id()
 
     def _make_room(self, db: sqlite3.Connection) -> None:

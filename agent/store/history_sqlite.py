@@ -277,14 +277,19 @@ def delete_verdicts_by_count(db: sqlite3.Connection, rows: int) -> None:
     db.execute(_DELETE_PERIODS.format(old=old, older=older))
 
 
-def delete_verdicts_by_age(db: sqlite3.Connection, oldest_s: float) -> None:
+def delete_verdicts_by_age(db: sqlite3.Connection, oldest_s: float, now_s: float) -> None:
     """Delete changes of verdicts, and periods without later changes, from before `oldest_s` [s since 1970].
 
     The newest change of each present device before that time stays, because it shows the state at that time.
+    A change whose clock was behind is not old if it is after `oldest_s` by the end of its period, or if a
+    period before its own ended between `oldest_s` and `now_s`.
     """
-    older = f"at_s < {oldest_s!r}"
+    first = f"(SELECT min(number) FROM observed WHERE ended_s BETWEEN {oldest_s!r} AND {now_s!r})"
+    is_newer = f"ended_s - lasted_s + offset_s >= {oldest_s!r} OR observed.number > {first}"
+    newer = f"SELECT 1 FROM observed WHERE id = period AND ({is_newer})"
+    older = f"at_s < {oldest_s!r} AND NOT EXISTS ({newer})"
     db.execute(_DELETE_CHANGES.format(older=older))
-    old = f"ended_s < {oldest_s!r} AND number < (SELECT max(number) FROM observed)"
+    old = f"ended_s < {oldest_s!r} AND number < {first}"
     db.execute(_DELETE_PERIODS.format(old=old, older=older))
 
 

@@ -76,6 +76,8 @@ class UsageRecorder:
         with self._lock:
             self._wall_clock.observe(now)
             uses = self._resume_from_file(self._uses or UsageState(os.urandom(6).hex()))
+            if not self._wall_clock.is_trusted(now):  # a boot can begin with the clock behind
+                now = Instant(now.mono_ns, max(now.wall_s, uses.last_written_s))
             step = update_usages(uses, consumers, state_lookup(report, self._drivers), now)
             self._uses, self._now = step.usages, now
             self._merged.update(step.merged)
