@@ -1048,7 +1048,7 @@ struct dh_log {
     uint64_t matched;
     uint64_t lost;      /* records that were overwritten before they were read or were too long, by their
                            sequence numbers */
-    uint64_t evicted;   /* entries dropped for lack of room, least recently seen first */
+    uint64_t evicted;   /* entries dropped for lack of room, least recently seen first of the pattern with most entries */
     uint64_t next_seq;  /* records below this number were read or are lost */
     uint64_t wakes;     /* number of wakes of the reader */
 };

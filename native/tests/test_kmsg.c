@@ -265,6 +265,19 @@ static void test_full_table_evicts_the_least_recently_seen_entry(void)
 }
 
 /* A FIFO delivers pieces: the entries must not depend on them. */
+static void test_flood_of_lines_evicts_no_line_of_another_pattern(void)
+{
+    struct log g = reading("6,0,9,-;note w0\n");
+
+    for (int i = 1; i < 2 * DH_LOG_MAX; i++)
+        append_lines("6,%d,9,-;lost w%d\n", i, i);
+    run_once(&g);
+    CHECK_U64(g.head->entries, DH_LOG_MAX);
+    CHECK_U64(g.head->evicted, DH_LOG_MAX);
+    CHECK_STR(g.line[0].first, "note w0");
+    closed(&g);
+}
+
 static void test_lines_fed_in_pieces_give_the_same_entries(void)
 {
     static const char text[] = "6,0,1,-;lost a\n KEY=value\n6,1,2,-;lost b, c\n6,2,3,-;lost a (x)\n";
@@ -455,6 +468,7 @@ int main(void)
     test_long_text_is_cut_outside_escapes();
     test_shorter_text_leaves_no_rest_of_a_longer_one();
     test_full_table_evicts_the_least_recently_seen_entry();
+    test_flood_of_lines_evicts_no_line_of_another_pattern();
     test_lines_fed_in_pieces_give_the_same_entries();
     test_log_contents_at_start_wake_once_at_the_end();
     test_new_entry_wakes_at_once_and_repeats_later();

@@ -354,6 +354,20 @@ static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
     mx_close(&x);
 }
 
+/* Else its fields would stay Unknown for a minute, and for another until the fault clears. */
+static void test_lack_of_descriptors_in_a_rare_pass_is_over_in_the_next(void)
+{
+    struct mx x = machine();
+
+    fx_exhaust_descriptors(true);
+    a_rare_pass(&x);
+    fx_exhaust_descriptors(false);
+    CHECK_U64(mx_numa(&x, 0)->valid & DH_MACHINE_BIT(DH_NUMA_BLOCKS), 0);
+    mx_later(&x, DH_NS);
+    CHECK(mx_numa(&x, 0)->valid & DH_MACHINE_BIT(DH_NUMA_BLOCKS));
+    mx_close(&x);
+}
+
 int main(void)
 {
     fx_begin();
@@ -372,5 +386,6 @@ int main(void)
     test_malformed_node_sets_are_failures();
     test_cut_meminfo_row_is_a_failure();
     test_absent_files_are_absent_again_after_a_lack_of_descriptors();
+    test_lack_of_descriptors_in_a_rare_pass_is_over_in_the_next();
     return check_done("test_machine_memory");
 }

@@ -229,6 +229,11 @@ static void test_gpu_that_answers_by_the_handle_of_another_has_its_own_record(vo
     CHECK_STR(gx_gpu(&g, 0)->uuid, uuid);
     EVENTUALLY(gx_head(&g)->gpus == 3 && gx_gpu(&g, 2)->state == DH_STATE_OK);
     CHECK(strlen(gx_gpu(&g, 2)->uuid) == 40 && strcmp(gx_gpu(&g, 2)->uuid, uuid) != 0);
+    EVENTUALLY(gx_gpu(&g, 2)->event_mask);
+    gx_command(&g, "gpu 0 xid 79");
+    EVENTUALLY(gx_gpu(&g, 0)->xids + gx_gpu(&g, 2)->xids == 1);
+    CHECK_U64(gx_gpu(&g, 2)->xids, 1);
+    CHECK_U64(gx_gpu(&g, 0)->event_mask, 0);
     gx_stop(&g);
 }
 

@@ -74,16 +74,19 @@ static void test_impossible_count_is_an_error(void)
     close(fd);
 }
 
-static void test_memory_that_can_shrink_is_refused(void)
+static void test_memory_that_can_shrink_or_has_another_size_is_refused(void)
 {
     int fd = memory_make(dh_gpus_memory_size(), F_SEAL_GROW), small = memory_make(4096, F_SEAL_SHRINK);
+    int large = memory_make(dh_gpus_memory_size() + 4096, F_SEAL_SHRINK); /* of an agent of another build */
     struct dh_gpu_watch *reader;
 
     CHECK_INT(dh_gpus_attach(fd, &reader), -EINVAL);
     CHECK_INT(dh_gpus_attach(small, &reader), -EINVAL);
+    CHECK_INT(dh_gpus_attach(large, &reader), -EINVAL);
     CHECK_INT(dh_gpus_attach(-1, &reader), -EBADF);
     close(fd);
     close(small);
+    close(large);
 }
 
 /* In a child: 0 if it has what dh_confine() promises, under a lower limit of an ordinary user if @is_limited. */
@@ -125,6 +128,6 @@ int main(void)
     test_confined_process_loses_privileges_and_ends_with_its_parent(true);
     test_attached_reader_copies_what_the_watch_publishes();
     test_impossible_count_is_an_error();
-    test_memory_that_can_shrink_is_refused();
+    test_memory_that_can_shrink_or_has_another_size_is_refused();
     return check_done("test_thread_gpu_shared");
 }

@@ -6,6 +6,26 @@
 #include "gpu/gpus.h"
 
 /*
+ * Later events of the handle are of this GPU: NVML may have given it the handle of a GPU that is gone. The caller holds
+ * the lock.
+ */
+static void forget_former_owner(struct dh_gpu_slot *s)
+{
+    for (uint32_t i = 0; i < atomic_load(&s->w->gpus); i++) {
+        struct dh_gpu_slot *other = dh_gpu_slot_at(s->w, i);
+
+        if (other == s)
+            continue;
+        if (atomic_load(&other->event_dev[1]) == s->dev)
+            atomic_store(&other->event_dev[1], NULL);
+        if (atomic_load(&other->event_dev[0]) == s->dev) {
+            atomic_store(&other->event_dev[0], NULL);
+            atomic_store(&other->event_mask, 0);
+        }
+    }
+}
+
+/*
  * Take the set to register with, NULL if there is none. Stores the handle first: events may arrive at once.
  */
 static nvmlEventSet_t set_acquire(struct dh_gpu_slot *s, uint64_t *id)
@@ -21,6 +41,7 @@ static nvmlEventSet_t set_acquire(struct dh_gpu_slot *s, uint64_t *id)
         if (atomic_load(&s->event_dev[0]) != s->dev)
             atomic_store(&s->event_dev[1], atomic_load(&s->event_dev[0]));
         atomic_store(&s->event_dev[0], s->dev);
+        forget_former_owner(s);
     }
     pthread_mutex_unlock(&w->lock);
     return set;

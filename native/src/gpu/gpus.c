@@ -92,7 +92,7 @@ static int watch_map(int fd, int protection, struct dh_gpu_watch **out)
 
         if (seals < 0 || fstat(fd, &st) < 0)
             return -errno;
-        if (!(seals & F_SEAL_SHRINK) || st.st_size < (off_t)sizeof(**out))
+        if (!(seals & F_SEAL_SHRINK) || st.st_size != (off_t)sizeof(**out)) /* else: of another build */
             return -EINVAL;
     }
     memory = mmap(NULL, sizeof(**out), protection, flags, fd, 0);

@@ -79,14 +79,23 @@ static void text_put(char to[DH_LOG_TEXT], const char *text, size_t n)
     memset(to + n, 0, DH_LOG_TEXT - n);
 }
 
-/* Return the slot whose line was seen last the longest time ago. */
-static uint32_t oldest_slot(const struct dh_lines *l)
+/*
+ * Return the slot to reuse: of the pattern with most lines, so that a flood displaces only itself, the slot whose
+ * line was seen last the longest time ago.
+ */
+static uint32_t least_needed_slot(const struct dh_lines *l)
 {
+    uint16_t lines[DH_PATTERN_MAX] = { 0 };
     uint32_t slot = 0;
 
-    for (uint32_t i = 1; i < DH_LOG_MAX; i++)
-        if (l->key[i].seen < l->key[slot].seen)
+    for (uint32_t i = 0; i < DH_LOG_MAX; i++)
+        lines[l->work.line[i].pattern]++;
+    for (uint32_t i = 1; i < DH_LOG_MAX; i++) {
+        uint16_t count = lines[l->work.line[i].pattern], most = lines[l->work.line[slot].pattern];
+
+        if (count > most || (count == most && l->key[i].seen < l->key[slot].seen))
             slot = i;
+    }
     return slot;
 }
 
@@ -109,7 +118,7 @@ static uint32_t slot_make(struct dh_lines *l, uint64_t hash, uint32_t pattern, c
     if (slot < DH_LOG_MAX) {
         l->work.head.entries++;
     } else {
-        slot = oldest_slot(l);
+        slot = least_needed_slot(l);
         l->work.head.evicted++;
     }
     l->hash[slot] = hash;

@@ -20,8 +20,6 @@
 #define PERIOD_MIN_NS (10 * 1000000ull)
 #define PERIOD_MAX_NS (3600 * DH_NS)
 #define RESCAN_SHARE 10 /* requested rescans in sequence get a tenth of a core */
-#define RESCAN_PASSES 3 /* rare passes after a rescan request, so that recovery, which needs several clean
-                           passes, need not wait for rare_ns */
 #define STACK_BYTES (256 * 1024)
 
 /* The sources in the order of a pass: urgent ones before expensive ones, which may hang. */

@@ -4,6 +4,12 @@
 
 #include "machine/machine_state.h"
 
+/*
+ * Rare passes after a rescan request, and after a lack of descriptors or memory: a recovery needs several clean passes, and
+ * need not wait for rare_ns.
+ */
+#define RESCAN_PASSES 3
+
 /* A record, as a parameter of dh_machine_store(). */
 struct dh_machine_record {
     enum dh_machine_source source;

@@ -68,6 +68,8 @@ void dh_machine_failed(struct dh_machine *m, enum dh_machine_source source, enum
     src->failures++;
     src->err = err;
     src->err_field = (uint32_t)field;
+    if (dh_is_own_failure(err))
+        m->settle_passes = RESCAN_PASSES + 1;
 }
 
 void dh_machine_full(struct dh_machine *m, enum dh_machine_source source, enum dh_machine_field field)

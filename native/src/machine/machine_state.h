@@ -62,7 +62,7 @@ struct dh_machine {
     struct dh_durations durations[DH_MACHINE_SOURCE_NUM]; /* read by any thread; see core/durations.h */
     uint64_t began_cpu_ns;     /* CPU time of the thread when it began to read everything */
     uint64_t rescan_after_ns;  /* rescan requests are ignored until then */
-    uint32_t settle_passes;    /* rare passes left because of a rescan request, including this one */
+    uint32_t settle_passes;    /* rare passes left because of a rescan request or failure, including this one */
     bool slow, rare;           /* kind of this pass */
     bool read_all;             /* the first pass, or a requested rescan: read everything; implies a rare
                                   pass */
