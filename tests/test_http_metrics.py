@@ -117,6 +117,16 @@ def test_fault_of_a_gpu_is_a_state_a_finding_and_a_counted_xid(full: FakeAgent) 
     assert value(full, "drahealth_findings", scope="pod", code="cgroup.y") == 1
 
 
+def test_gpu_that_a_driver_declares_keeps_its_series(full: FakeAgent) -> None:
+    report = full.view.report()
+    assert report is not None
+    own = next(device for device in report.devices if device.device == "gpu-1")
+    declared = own._replace(driver="gpu.example.com", device="gpu-x")
+    full.publish(replace(report, devices=(*report.devices, declared)))
+    assert value(full, "drahealth_gpu_xids_total", device="gpu-1", xid="79") == 2
+    assert value(full, "drahealth_gpu_xids_total", device="gpu-x") is None
+
+
 def gpu_agent(node: GpuNode) -> FakeAgent:
     """Return an agent that shows the GPUs of a node."""
     fake = FakeAgent()

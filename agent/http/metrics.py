@@ -459,7 +459,7 @@ def _nvml_rows(costs: NvmlCosts) -> Iterator[Rows]:
 def _gpu_rows(
     driver: str, answering: Iterable[GpuSample], scrape: _Scrape, dropped: dict[str, int]
 ) -> Iterator[Rows]:
-    """Yield the metric families of GPU readings, for GPUs whose UUID belongs to a shown device.
+    """Yield the metric families of GPU readings, for GPUs whose UUID belongs to a shown device of the host.
 
     A GPU that does not answer has a counter of XIDs only: its last readings are out of date.
 
@@ -468,7 +468,7 @@ def _gpu_rows(
     """
     if driver:
         yield _rows(families.DRIVER_INFO, [(("nvidia", driver[:LABEL_MAX]), 1)])
-    gpu_devices = (device for device in scrape.shown if device.kind == "gpu")
+    gpu_devices = (device for device in scrape.shown if device.kind == "gpu" and not device.driver)
     names = {uuid: device.key for device in gpu_devices if (uuid := dict(device.attributes).get("uuid"))}
     gpus = [(names[gpu.uuid], gpu) for gpu in answering if gpu.uuid in names]
     for family, readings, factor in families.GPU_FAMILIES:
