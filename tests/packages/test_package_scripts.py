@@ -143,6 +143,22 @@ def test_deb_leaves_the_service_in_the_state_of_the_step(
     assert state_after(tmp_path, *steps) == (state, starts)
 
 
+def test_purge_leaves_the_directories_that_another_agent_uses(tmp_path: Path) -> None:
+    build_deb(tmp_path, "1")
+    directories = "/run/drahealth /var/lib/drahealth"
+    state, _ = state_after(
+        tmp_path,
+        "dpkg -i 1.deb; dpkg -r drahealth",
+        f"mkdir -p {directories}; for at in {directories}; do touch $at/agent.lock; done",
+        "exec 8</run/drahealth/agent.lock 9</var/lib/drahealth/agent.lock; flock 8; flock 9",
+        "dpkg -P drahealth",
+        f"for at in {directories}; do [ -e $at/agent.lock ]; done",
+        "exec 8<&- 9<&-; dpkg -i 1.deb; dpkg -P drahealth",
+        f"for at in {directories}; do [ ! -e $at ]; done",
+    )
+    assert state == "not enabled, not active"
+
+
 RPM_INSTALL: Final = "sh $before 1; sh $after 1"
 RPM_UPGRADE: Final = "sh $before 2; sh $after 2; sh $erase 1; sh $erased 1"
 RPM_ERASE: Final = "sh $erase 0; sh $erased 0"
