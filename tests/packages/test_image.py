@@ -47,6 +47,30 @@ def test_image_scans_as_an_ordinary_user_with_a_read_only_root(
     assert json.loads(output)["devices"]
 
 
+LEAVE_ORPHAN = """
+import os, pathlib, time
+def count():
+    return len([*pathlib.Path("/proc").glob("[0-9]*")])
+before = count()
+if (child := os.fork()) == 0:
+    os._exit(os.fork() and 0)
+os.waitpid(child, 0)
+while count() > before:
+    time.sleep(0.01)
+"""
+
+
+def test_first_process_of_the_image_collects_processes_left_behind(
+    image: str, image_root: Path, oci_runtime: str
+) -> None:
+    *first, program = image_settings(image)["Entrypoint"]
+    assert program == "/opt/drahealth/bin/drahealth"
+    process = Process([*first, "/opt/drahealth/bin/python", "-c", LEAVE_ORPHAN], 65532, 65532)
+    with run_container(oci_runtime, oci_config(image_root, process, ())) as container:
+        output, _ = container.process.communicate(timeout=PATIENCE_S)
+    assert container.process.returncode == 0, output
+
+
 def test_image_has_no_shell_and_no_package_manager(image_root: Path) -> None:
     programs = {path.name for part in ("usr/bin", "usr/sbin") for path in (image_root / part).glob("*")}
     assert "drahealth" in programs
