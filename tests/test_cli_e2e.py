@@ -250,7 +250,8 @@ def test_refused_agent_ends_with_an_unread_log(node, agent):
 def test_second_agent_on_the_directory_is_refused(node, agent):
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
     assert done.returncode == 75
-    assert f"another agent (pid {agent.pid}) serves it; stop that agent" in done.stderr
+    text = f"another agent (pid {agent.pid} on the host or in its container) serves it; stop that agent"
+    assert text in done.stderr
 
 
 def test_second_agent_on_the_state_of_a_removed_directory_is_refused(node, short_tmp):
@@ -262,8 +263,8 @@ def test_second_agent_on_the_state_of_a_removed_directory_is_refused(node, short
         done = subprocess.run([*node.run_args(), *state, *other], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (
             75,
-            f"drahealth: state directory {short_tmp}/state: another agent (pid {agent.pid}) uses it; "
-            "stop that agent\n",
+            f"drahealth: state directory {short_tmp}/state: another agent (pid {agent.pid} on the host or in "
+            "its container) uses it; stop that agent\n",
         )
 
 
@@ -328,8 +329,8 @@ with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
     print(agent.wait())
 """
     assert run_on_small_disk(program, short_tmp) == [
-        f"75 drahealth: runtime directory {short_tmp}/run: another agent (pid unknown) serves it; "
-        "stop that agent",
+        f"75 drahealth: runtime directory {short_tmp}/run: another agent (pid unknown on the host or in its "
+        "container) serves it; stop that agent",
         "0",
     ]
 

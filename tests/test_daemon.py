@@ -489,7 +489,8 @@ def test_exception_in_either_thread_ends_the_agent_with_traceback(agent: Agent, 
 def test_second_agent_in_the_same_directory_is_rejected(agent: Agent) -> None:
     second = subprocess.run(agent.command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert second.returncode == 75
-    assert f"another agent (pid {agent.pid}) serves it; stop that agent" in second.stderr
+    text = f"another agent (pid {agent.pid} on the host or in its container) serves it; stop that agent"
+    assert text in second.stderr
     with agent.kubelet() as kubelet:
         assert names(kubelet.next()) == [CPU, MEMORY, POOL]
 

@@ -655,7 +655,8 @@ def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
         return DirectoryLock(directory)
     except LockHeld as error:
         raise ResourceBusyError(
-            f"{name} {directory}: another agent (pid {error.pid}) {use}; stop that agent"
+            f"{name} {directory}: another agent (pid {error.pid} on the host or in its container) {use}; "
+            "stop that agent"
         ) from None
     except ValueError as error:
         raise ConfigError(f"lock file {directory / LOCK_FILE}: {error}; remove it") from None
