@@ -178,6 +178,21 @@ def test_manager_that_does_not_read_does_not_block_the_notifier(
     assert manager.next_message() == b"STOPPING=1"
 
 
+def test_state_that_could_not_be_sent_is_sent_with_the_next_message(
+    manager: Manager, notifier: SystemdNotifier
+) -> None:
+    for _ in range(int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 10):
+        notifier.watchdog()
+    notifier.ready()
+    manager.socket.setblocking(False)
+    with suppress(BlockingIOError):
+        while manager.next_message() == b"WATCHDOG=1":
+            pass
+    notifier.status("1 device")
+    notifier.watchdog()
+    assert [manager.next_message() for _ in range(3)] == [b"READY=1", b"STATUS=1 device", b"WATCHDOG=1"]
+
+
 @pytest.mark.parametrize("address", ["/" + "x" * 200, "/nul\0inside"])
 def test_impossible_address_does_not_raise(address: str) -> None:
     SystemdNotifier(address).ready()

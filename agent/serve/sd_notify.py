@@ -1,7 +1,8 @@
 """Messages of the agent to systemd (sd_notify(3)): ready, reloading, status, watchdog, stopping.
 
 The caller decides when to send which message. Sending never blocks and never raises an exception, because a
-service manager that does not read them must not stop the agent.
+service manager that does not read them must not stop the agent. The next message repeats a state (ready,
+reloading, stopping) that could not be sent.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class SystemdNotifier:
         self.watchdog_s: Final = watchdog_s
         self._socket: socket.socket | None = None
         self._address = ""
+        self._unsent = b""
+        """State that could not be sent; empty: none."""
         if address is not None:
             self._address = "\0" + address[1:] if address.startswith("@") else address
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -58,12 +61,14 @@ class SystemdNotifier:
 
         systemd may then start the units that wait for the agent.
         """
-        self._send(b"READY=1")
+        self._send_state(b"READY=1")
 
     def reloading(self) -> None:
         """Report that a reload of the configuration has begun; :meth:`ready` reports its end."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._send(b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us)  # one datagram: systemd reads both together
+        self._send_state(
+            b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us
+        )  # one datagram: systemd reads both together
 
     def status(self, text: str) -> None:
         """Send a text for ``systemctl status``; it is shortened to one line of STATUS_MAX_BYTES."""
@@ -79,11 +84,19 @@ class SystemdNotifier:
 
     def stopping(self) -> None:
         """Report to systemd that the agent's shutdown has begun."""
-        self._send(b"STOPPING=1")
+        self._send_state(b"STOPPING=1")
 
-    def _send(self, message: bytes) -> None:
+    def _send_state(self, message: bytes) -> None:
+        self._unsent = message
+        self._send()
+
+    def _send(self, *messages: bytes) -> None:
         if self._socket is None:
             return
-        with suppress(OSError, ValueError):  # no listener, no permission, or an address that is no valid path
+        # a full queue, no listener, no permission, or an address that is no valid path
+        with suppress(OSError, ValueError):
             # Not connect(2): the manager makes a new socket when it re-executes.
-            self._socket.sendto(message, self._address)
+            for message in filter(None, (self._unsent, *messages)):
+                self._socket.sendto(message, self._address)
+                if message is self._unsent:
+                    self._unsent = b""
