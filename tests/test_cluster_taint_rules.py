@@ -137,6 +137,18 @@ def test_flapping_device_keeps_its_rule_without_a_write(api: ClusterApi) -> None
     ] == []
 
 
+def test_rule_is_written_once_when_the_wall_clock_is_set(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.clock.step_wall(-400 * 86_400)
+    agent.show(declared_device(*SICK))
+    api.writes()
+    agent.clock.step_wall(400 * 86_400)
+    added = rfc3339(agent.clock.now.wall_s)
+    agent.run_for(1800, lambda: [declared_device(*SICK)])
+    assert len([write for write in api.writes() if "taintrules" in write.path]) == 1
+    assert [rule["spec"]["taint"]["timeAdded"] for rule in api.objects_of("devicetaintrules")] == [added]
+
+
 def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:
     first = agent_of(api)
     first.show(declared_device(*SICK), declared_device("gpu-1", XID))

@@ -295,6 +295,27 @@ def test_wall_clock_step_does_not_change_the_quiet_time() -> None:
         assert timeline.state.taints.devices[GPU] == (taint("xid", "79"),)
 
 
+@pytest.mark.parametrize("step_s", [400 * 86_400, -86_400])
+def test_time_added_follows_the_wall_clock_when_it_is_set(step_s: int) -> None:
+    timeline = TaintTimeline()
+    timeline.decide(30, XID)
+    for mono_s, causes in ((90, XID), (95, NO_CAUSES), (99, UNKNOWN), (3700, XID), (90_000, XID)):
+        now = Instant(mono_s * NS, BOOT_S + mono_s + step_s)
+        timeline.state = decide_taints(timeline.state, report(device_with(causes)), DRIVER, DEFAULT, now)
+        assert timeline.state.taints.devices[GPU][0] == taint("xid", "79", added=30 + step_s), mono_s
+    restored = timeline.restart()
+    assert restored.decide(90_001, XID) == (taint("xid", "79", added=30 + step_s),)
+
+
+def test_time_added_does_not_follow_a_small_step_of_the_clock() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(30, XID)
+    for step_s in (59, -59):
+        now = Instant(90 * NS, BOOT_S + 90.0 + step_s)
+        timeline.state = decide_taints(timeline.state, report(device_with(XID)), DRIVER, DEFAULT, now)
+        assert timeline.state.taints.devices[GPU] == first
+
+
 @given(st.lists(st.tuples(st.floats(0, 59.9), st.booleans(), st.booleans()), max_size=30))
 def test_cause_flapping_within_the_quiet_time_changes_nothing(
     steps: list[tuple[float, bool, bool]],

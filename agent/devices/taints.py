@@ -24,7 +24,7 @@ from agent.model.claim import DeviceRef
 from agent.model.health import TAINTS_MAX, Cause, DeviceHealth, Effect, Health, Severity, Taint, Taints
 from agent.model.reading import unlisted_sources
 from agent.model.report import Report
-from agent.model.time import NS, Instant
+from agent.model.time import NS, Instant, with_present_clock
 
 UNMONITORED: Final = "unmonitored"
 """Name in the taint key for a device that has been Unknown for a minute."""
@@ -148,6 +148,8 @@ class PublishedTaint(NamedTuple):
 
     None: a fault requires it.
     """
+    added_ns: int = 0
+    """Monotonic time of the decision on the taint [ns]; 0: a former run of the agent decided on it."""
 
     @property
     def identity(self) -> TaintId:
@@ -325,18 +327,28 @@ def _step_taint(
 
     A stronger effect applies at once; a weaker effect and the removal apply after ``TaintPolicy.quiet_s``.
     """
+    published = _with_present_time(published, context.now)
     effect = published.taint.effect
     if required is effect:
-        return PublishedTaint(published.taint)
+        return published._replace(cleared_ns=None)
     if required is None or _RANK[required] < _RANK[effect]:
         gone_ns = context.now.mono_ns if published.cleared_ns is None else published.cleared_ns
         if context.now.mono_ns < context.quiet_until(gone_ns):
-            return PublishedTaint(published.taint, gone_ns)
+            return published._replace(cleared_ns=gone_ns)
     return None if required is None else _new_taint(published.identity, required, context.now)
 
 
+def _with_present_time(published: PublishedTaint, now: Instant) -> PublishedTaint:
+    """Return a taint with the time of its decision by the present clock, which NTP may have set since."""
+    if not published.added_ns:
+        return published
+    added = with_present_clock(Instant(published.added_ns, published.taint.added_wall_s), now)
+    return published._replace(taint=published.taint._replace(added_wall_s=max(0, math.floor(added.wall_s))))
+
+
 def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTaint:
-    return PublishedTaint(Taint(identity.key, identity.value, effect, max(0, math.floor(now.wall_s))))
+    taint = Taint(identity.key, identity.value, effect, max(0, math.floor(now.wall_s)))
+    return PublishedTaint(taint, added_ns=now.mono_ns)
 
 
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:

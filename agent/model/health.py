@@ -262,7 +262,7 @@ class Taint(NamedTuple):
     added_wall_s: int
     """Time when the taint was first published [s since 1970].
 
-    Tolerations count from this time, so it stays until the taint's key, value or effect changes.
+    Tolerations count from this time, so it stays until key, value or effect changes, or the clock is set.
     """
 
     @property

@@ -8,6 +8,8 @@ NS: Final = 1_000_000_000
 """Number of nanoseconds in a second."""
 WALL_MAX_S: Final = 253_402_300_799
 """Largest valid time: the end of the year 9999 [s since 1970]."""
+CLOCK_STEP_S: Final = 60.0
+"""Smallest step of the wall clock against the monotonic clock that counts as set [s]."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,6 +33,13 @@ def instant_at_mono(mono_ns: int, now: Instant) -> Instant:
     """
     mono_ns = min(mono_ns, now.mono_ns)
     return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)
+
+
+def with_present_clock(at: Instant, now: Instant) -> Instant:
+    """Return an instant of this boot with the wall time of the present clock, if the clock was set since."""
+    present = instant_at_mono(at.mono_ns, now)
+    was_set = at.mono_ns >= 0 and abs(present.wall_s - at.wall_s) > CLOCK_STEP_S
+    return present if was_set else at  # times of earlier boots are negative, and stay
 
 
 def rfc3339(wall_s: float) -> str:

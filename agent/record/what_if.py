@@ -16,15 +16,13 @@ from agent.engine.step import StepOutcome
 from agent.errors import DrahealthError
 from agent.health.host.pod import host_device_of
 from agent.model.health import Health, Severity
-from agent.model.time import NS
+from agent.model.time import CLOCK_STEP_S, NS
 from agent.record.events import Verdicts
 from agent.record.replay import CgroupsMatter, ChangeSettings, Replay, ReplayedVerdicts
 from agent.record.segment_file import RecordPath, SegmentReader
 
 GAP_S: Final = 180.0
 """Longest time between two recorded evaluations that counts as observed: three longest heartbeats [s]."""
-CLOCK_STEP_S: Final = 60.0
-"""Smallest change of the wall clock that moves the times of a boot [s]."""
 MOVED_S: Final = 1.0
 """Smallest difference of a time in an interval that is reported as a change [s]."""
 Z_95: Final = 1.959963984540054

@@ -8,7 +8,7 @@ from random import SystemRandom
 from typing import Final
 
 from agent.model.reading import DURATION_BOUNDS_S, PassDurations
-from agent.model.time import NS, Instant
+from agent.model.time import CLOCK_STEP_S, NS, Instant
 
 
 def read_clocks() -> Instant:
@@ -21,8 +21,6 @@ def read_boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-CLOCK_STEP_S: Final = 60.0
-"""Smallest step of the wall clock against the monotonic clock that counts as set [s]."""
 CLOCK_TRUST_S: Final = 3600.0
 """Time since the wall clock was set after which old records may be deleted [s]."""
 

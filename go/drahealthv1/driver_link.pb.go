@@ -1215,7 +1215,7 @@ type DeviceTaint struct {
 	Value  string      `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	Effect TaintEffect `protobuf:"varint,3,opt,name=effect,proto3,enum=drahealth.v1.TaintEffect" json:"effect,omitempty"`
 	// Time of the decision [s since 1970]; unchanged, also across restarts, while key, value and effect are the
-	// same. Publish it as timeAdded, from which tolerations count.
+	// same and the wall clock is not set. Publish it as timeAdded, from which tolerations count.
 	TimeAddedS    int64 `protobuf:"varint,4,opt,name=time_added_s,json=timeAddedS,proto3" json:"time_added_s,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

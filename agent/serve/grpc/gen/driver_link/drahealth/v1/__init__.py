@@ -300,7 +300,7 @@ class DeviceTaint(betterproto.Message):
     time_added_s: int = betterproto.int64_field(4)
     """
     Time of the decision [s since 1970]; unchanged, also across restarts, while key, value and effect are the
-     same. Publish it as timeAdded, from which tolerations count.
+     same and the wall clock is not set. Publish it as timeAdded, from which tolerations count.
     """
 
 
