@@ -7,15 +7,21 @@ from gpu_samples import gpu_sample
 from paper import codes, device_of
 from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
-from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
+from agent.health.gpu.faults.checkpoint import (
+    KEPT_MAX,
+    build_checkpoint,
+    restore_faults,
+    with_present_times,
+)
 from agent.model.gpu import WHOLE_GPU, NvmlReturnCode
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.model.reading import SourceState
 from agent.model.settings import GpuLimits, RuleOverride
-from agent.model.time import NS, Instant
+from agent.model.time import NS, WALL_MAX_S, Instant
 from agent.store.gpu_fault_file import SIZE_MAX, decode_gpu_faults, encode_gpu_faults
 
+DAY_S = 86_400
 INSTANCES = ("gpu-0-mig-1-0", "gpu-0-mig-2-0")
 
 
@@ -592,6 +598,73 @@ def test_monotonic_times_of_another_boot_are_ignored() -> None:
     assert fault.last.mono_ns == now.mono_ns - 10 * NS
 
 
+@pytest.mark.parametrize("behind_s", [0, 4 * DAY_S, 6 * DAY_S, 400 * DAY_S])
+def test_reboot_with_clock_behind_raises_no_ended_fault(behind_s: int) -> None:
+    node = GpuNode()
+    node.lose(0)
+    node.xid(0, 79)
+    node.rest(100)
+    node.recover(0)
+    node.restart(boot_id=SECOND_BOOT)
+    node.rest(300)
+    assert node.health() is Health.HEALTHY
+    node.wall_s -= behind_s
+    node.restart(boot_id=THIRD_BOOT, away_s=5 * DAY_S, evaluate=False)
+    assert node.state.conditions == {}
+    node.next()
+    assert node.health() is Health.HEALTHY
+
+
+def test_reboot_with_clock_behind_keeps_stored_times() -> None:
+    now = Instant(30 * NS, 1.7e9)
+    past_s = now.wall_s - 5 * DAY_S
+    ended = kept_fault(
+        first_wall_s=past_s, last_wall_s=past_s, bursts_wall_s=(past_s,), pids=(0,),
+        healed=True, healed_wall_s=past_s + 600,
+    )  # fmt: skip
+    stored = PersistentState(
+        (KnownGpu(0, "GPU-0", "", ""),), (ended, ended._replace(code="gpu.xid.64", cure=Cure.REPLACE))
+    )
+    behind = replace(now, wall_s=now.wall_s - 400 * DAY_S)
+    restored = restore_faults(stored, SECOND_BOOT, GpuLimits(), behind)
+    log = with_present_times(restored.faults, now)
+    assert (restored.conditions, log) == ({}, restored.faults)
+    saved = build_checkpoint(log, {}, stored.gpus, {}).faults
+    assert {(f.first_wall_s, f.last_wall_s, f.bursts_wall_s, f.healed_wall_s) for f in saved} == {
+        (past_s, past_s, (past_s,), past_s + 600)
+    }
+
+
+@pytest.mark.parametrize("behind_s", [0, 6 * DAY_S, 400 * DAY_S])
+def test_boot_with_clock_behind_does_not_hide_recurrence(behind_s: int) -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    node.rest(100)
+    node.wall_s -= behind_s
+    node.restart(boot_id=SECOND_BOOT, away_s=5 * DAY_S)
+    node.rest(300)
+    node.wall_s += behind_s
+    node.restart(boot_id=THIRD_BOOT)
+    node.rest(300)
+    node.xid(0, 79)
+    assert "recurred within 30 days" in node.cause("gpu.xid.79").evidence
+
+
+def test_fault_before_the_clock_is_set_is_stored_with_the_right_time() -> None:
+    node = GpuNode()
+    right_s = node.wall_s
+    node.wall_s -= 400 * DAY_S
+    node.xid(0, 79)
+    node.rest(30)
+    node.wall_s += 400 * DAY_S
+    node.rest(30)
+    (fault,) = node.checkpoint.faults
+    assert (fault.first_wall_s, *fault.bursts_wall_s) == pytest.approx((right_s, right_s), abs=1)
+    before = node.checkpoint
+    node.rest(100)
+    assert node.checkpoint is before
+
+
 # --- content of the checkpoint ------------------------------------------------------------------------------
 
 
@@ -685,7 +758,7 @@ def test_impossible_times_in_checkpoint_are_accepted(wall_s: float) -> None:
     now = Instant(10**12, 1.7e9)
     restored = restore_faults(decode_gpu_faults(encode_gpu_faults(memory)), FIRST_BOOT, GpuLimits(), now)
     (fault,) = restored.faults.faults.values()
-    assert 0 <= fault.first.wall_s <= now.wall_s
+    assert 0 <= fault.first.wall_s <= WALL_MAX_S
     assert build_checkpoint(restored.faults, {}, memory.gpus, {}).gpus == memory.gpus
 
 

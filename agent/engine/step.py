@@ -42,7 +42,7 @@ from agent.health.declared.state import (
 )
 from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
 from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
-from agent.health.gpu.faults.checkpoint import RestoredFaults
+from agent.health.gpu.faults.checkpoint import RestoredFaults, with_present_times
 from agent.health.gpu.rule_state import gpu_devices, gpu_sources
 from agent.health.gpu.state import (
     GpuEvaluationResult,
@@ -91,7 +91,7 @@ from agent.model.reading import SourceSample, SourceState, source_name, sources_
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.time import NS, Instant
+from agent.model.time import NS, Instant, with_present_clock
 
 STALL_RECHECK_NS: Final = NS
 RUN_LEASE_S: Final = 4
@@ -247,7 +247,10 @@ def step(
         unchanged = unchanged_gpus(
             state.gpu_cache, state.gpus.rule_state, state.conditions, snapshot, settings, now
         )
-    gpus = evaluate_gpus(state.gpus, snapshot, settings.gpu, now, unchanged)
+    before = state.gpus
+    if state.evaluated is None or with_present_clock(state.evaluated, now) != state.evaluated:
+        before = before._replace(fault_log=with_present_times(before.fault_log, now))
+    gpus = evaluate_gpus(before, snapshot, settings.gpu, now, unchanged)
 
     # 2. Mark the sources that are stalled
     read = (

@@ -51,7 +51,7 @@ from agent.model.persistent_faults import (
 )
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.settings import GpuLimits, RuleOverride
-from agent.model.time import NS, Instant, instant_at_mono
+from agent.model.time import NS, WALL_MAX_S, Instant, instant_at_mono, with_present_clock
 
 SETTLE_NS: Final = 10 * NS
 """Time after a fault until the driver's recovery action takes the fault into account [ns]."""
@@ -545,15 +545,33 @@ def _restored_fault(
 
 
 def _instant(mono_ns: int, wall_s: float, now: Instant) -> Instant:
-    """Return the instant of a stored time, or ``now`` if the time is in the future.
+    """Return the instant of a stored time. A wall time in the future is that of an earlier boot, while the
+    clock is not set yet: the time is kept for later boots, and counts as a minute before this boot.
 
     Args:
-        mono_ns: Monotonic time of the running boot [ns]; 0: not known, ``wall_s`` decides.
+        mono_ns: Monotonic time of the running boot [ns]; 0 or less: an earlier boot, or not known.
     """
-    wall_s = min(max(wall_s, 0.0), now.wall_s)
-    if mono_ns:
-        return Instant(min(mono_ns, now.mono_ns), wall_s)
-    return Instant(now.mono_ns - int((now.wall_s - wall_s) * NS), wall_s)
+    wall_s = min(max(wall_s, 0.0), WALL_MAX_S)
+    if mono_ns > 0:
+        return with_present_clock(Instant(min(mono_ns, now.mono_ns), wall_s), now)
+    ago_ns = int((now.wall_s - wall_s) * NS)
+    return Instant(now.mono_ns - ago_ns if ago_ns >= 0 else -60 * NS, wall_s)
+
+
+def with_present_times(log: FaultLog, now: Instant) -> FaultLog:
+    """Return the fault log after the wall clock was set: times of this boot follow the clock, since later
+    boots compare with the stored times. Times of earlier boots stay."""
+    faults = {
+        key: replace(
+            fault,
+            first=with_present_clock(fault.first, now),
+            last=with_present_clock(fault.last, now),
+            bursts=tuple(Burst(with_present_clock(start, now), pid) for start, pid in fault.bursts),
+            resolved=fault.resolved and with_present_clock(fault.resolved, now),
+        )
+        for key, fault in log.faults.items()
+    }
+    return replace(log, faults=faults)
 
 
 def _condition_at_start(
@@ -578,7 +596,9 @@ def _condition_at_start(
     probation_ns = row.probation_ns if change.probation_ns is None else change.probation_ns
     if finding.severity is not Severity.UNHEALTHY:
         probation_ns = 0
-    if now.mono_ns - fault.resolved.mono_ns >= probation_ns + CLEARING_NS:
+    # it ended in an earlier boot; how long ago is unknown while the wall clock is behind
+    is_undated = fault.resolved.mono_ns < 0 and fault.resolved.wall_s > now.wall_s
+    if is_undated or now.mono_ns - fault.resolved.mono_ns >= probation_ns + CLEARING_NS:
         return None
     if not (in_probation and probation_ns):
         return raised
