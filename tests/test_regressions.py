@@ -158,7 +158,13 @@ MISTAKES: Final = {
         "agent/node/verdict_recorder.py",
         "            if self._has_work():\n                self._changed.notify()\n",
         "            self._changed.notify()\n",
-        ("heartbeat_waits.history", "heartbeat_waits.core_wakes"),
+        ("heartbeat_waits.core_wakes",),  # its own wake may come at the same time
+    ),
+    "the thread of the history wakes more often than the heartbeat": Mistake(
+        "agent/node/verdict_recorder.py",
+        "self._has_work(), self._mark_due_in_s())",
+        "self._has_work(), self._mark_due_in_s() / 2)",
+        ("heartbeat_waits.history",),
     ),
     "a heartbeat wakes the thread of the log": Mistake(
         "agent/cli/output/log.py",
