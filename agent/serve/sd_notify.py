@@ -66,9 +66,8 @@ class SystemdNotifier:
     def reloading(self) -> None:
         """Report that a reload of the configuration has begun; :meth:`ready` reports its end."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._send_state(
-            b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us
-        )  # one datagram: systemd reads both together
+        # one datagram: systemd reads both together
+        self._send_state(b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us)
 
     def status(self, text: str) -> None:
         """Send a text for ``systemctl status``; it is shortened to one line of STATUS_MAX_BYTES."""
