@@ -39,8 +39,10 @@ class RecordingNotifier(SystemdNotifier):
         self.messages: list[str] = []
         self._sent = trio.Event()
 
-    def _send(self, message: bytes) -> None:
-        self.messages.append(message.decode().partition("\n")[0])
+    def _send(self, *messages: bytes) -> None:
+        for message in filter(None, (self._unsent, *messages)):
+            self.messages.append(message.decode().partition("\n")[0])
+        self._unsent = b""
         self._sent.set()
 
     async def wait_messages(self, count: int) -> None:
