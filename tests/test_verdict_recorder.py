@@ -427,10 +427,15 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     assert span.observed_s[RecordedState.UNHEALTHY] <= 11
 
 
-def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:
+def remove_written_file(agent: Agent) -> None:
+    """Remove the file once it has the verdicts of two devices."""
     agent.report(device("gpu-3", BAD), device("gpu-4"))
     eventually(lambda: agent.path.exists() and len(stored_states(agent)) == 2, "the report is written")
     agent.path.unlink()
+
+
+def assert_all_verdicts_are_written_again(agent: Agent) -> None:
+    """Report a change of the second device, and stop the agent."""
     agent.report(device("gpu-3", BAD), device("gpu-4", HOT))
     agent.stop()
     assert stored_states(agent) == [
@@ -438,6 +443,11 @@ def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:
         ("gpu-4", None, "healthy"),
         ("gpu-4", "healthy", "degraded"),
     ]
+
+
+def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:
+    remove_written_file(agent)
+    assert_all_verdicts_are_written_again(agent)
 
 
 def test_file_created_again_by_the_uses_gets_all_verdicts(
@@ -447,21 +457,13 @@ def test_file_created_again_by_the_uses_gets_all_verdicts(
     file = agent.recorder._file
     file_id = file._file_id
     monkeypatch.setattr(file, "_file_id", lambda: file_id() and (1, 1))
-    agent.report(device("gpu-3", BAD), device("gpu-4"))
-    eventually(lambda: agent.path.exists() and len(stored_states(agent)) == 2, "the report is written")
-    agent.path.unlink()
+    remove_written_file(agent)
     limits = UsageHistoryLimits()
     report = Report("node-1", at(2000), (), starting=False)
     claim = listed_prepared("c-1", use("gpu-3", "gpus"), pods=["p-1"])
     UsageRecorder(file, limits=limits).record(checkpoint_map(claim), report, at(2000))
     assert agent.path.exists()
-    agent.report(device("gpu-3", BAD), device("gpu-4", HOT))
-    agent.stop()
-    assert stored_states(agent) == [
-        ("gpu-3", None, "unhealthy"),
-        ("gpu-4", None, "healthy"),
-        ("gpu-4", "healthy", "degraded"),
-    ]
+    assert_all_verdicts_are_written_again(agent)
     assert len(read_history(agent.path).running) == 1
 
 

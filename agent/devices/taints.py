@@ -343,11 +343,16 @@ def _with_present_time(published: PublishedTaint, now: Instant) -> PublishedTain
     if not published.added_ns:
         return published
     added = with_present_clock(Instant(published.added_ns, published.taint.added_wall_s), now)
-    return published._replace(taint=published.taint._replace(added_wall_s=max(0, math.floor(added.wall_s))))
+    return published._replace(taint=published.taint._replace(added_wall_s=_added_s(added)))
+
+
+def _added_s(at: Instant) -> int:
+    """Return the time of a decision on a taint, as a taint has it [s since 1970]."""
+    return max(0, math.floor(at.wall_s))
 
 
 def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTaint:
-    taint = Taint(identity.key, identity.value, effect, max(0, math.floor(now.wall_s)))
+    taint = Taint(identity.key, identity.value, effect, _added_s(now))
     return PublishedTaint(taint, added_ns=now.mono_ns)
 
 

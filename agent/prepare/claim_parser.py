@@ -113,7 +113,7 @@ def _check_ref(found: ClaimRef, wanted: ClaimRef) -> None:
 
 def _parse_device(result: JsonObject, path: str) -> ClaimDevice:
     consumed = get_mapping(result, "consumedCapacity", path)
-    tolerations = get_mappings(result, "tolerations", path)
+    tolerated = [toleration.get("effect") for toleration in get_mappings(result, "tolerations", path)]
     return ClaimDevice(
         request=_name_field(result, "request", path),
         driver=_name_field(result, "driver", path),
@@ -122,9 +122,7 @@ def _parse_device(result: JsonObject, path: str) -> ClaimDevice:
         share_id=_name_field(result, "shareID", path) if result.get("shareID") is not None else "",
         admin=_boolean_field(result, "adminAccess", path),
         consumed=tuple(sorted((key, str(amount)) for key, amount in consumed.items())),
-        tolerates=any(
-            toleration.get("effect") != "None" for toleration in tolerations
-        ),  # absent: all effects
+        tolerates=any(effect != "None" for effect in tolerated),  # None: all effects
     )
 
 
