@@ -37,6 +37,7 @@ from agent.serve.sockets import (
     ACCEPT_STEPS,
     BACKLOG,
     UnixListener,
+    abort_transport,
     close_server,
     connection_limit,
     largest_peers,
@@ -234,7 +235,7 @@ class HttpServer:
             if progress.is_lost:
                 progress.abort()  # it may wait for the right to read what its client has sent
         if len(self._connections) >= self.connections_max + CLOSING_MAX:
-            writer.transport.abort()
+            abort_transport(writer.transport)
             self._count_closed()
             return
         paced = PacedReader(reader, lambda: writer.transport.is_closing(), self._received)
@@ -454,7 +455,7 @@ class ResponseProgress:
         self.is_aborted = True
         if self.task is not None:
             self.task.cancel()
-        self._socket.abort()
+        abort_transport(self._socket)
 
     async def respond(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         """Respond to a request through the wrapped application, with Hypercorn's arguments."""

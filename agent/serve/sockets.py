@@ -167,6 +167,21 @@ async def close_server(server: asyncio.AbstractServer) -> None:
     server.close()
 
 
+def is_lost(transport: asyncio.BaseTransport) -> bool:
+    """Return True if asyncio has closed the socket of a connection.
+
+    write() and abort() of asyncio raise AttributeError then if data waited for the peer when the connection
+    was closed, and were sent later.
+    """
+    return transport.is_closing() and transport.get_extra_info("socket").fileno() < 0
+
+
+def abort_transport(transport: asyncio.WriteTransport) -> None:
+    """Close a connection without sending what waits for its peer; does nothing if it has ended."""
+    if not is_lost(transport):
+        transport.abort()
+
+
 class PeerCredentials(NamedTuple):
     """Process that connected to a unix socket, as the kernel recorded it at the time of the connection."""
 

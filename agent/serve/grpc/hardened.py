@@ -58,7 +58,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from agent.serve.sockets import longest_wait_of_largest_peer
+from agent.serve.sockets import abort_transport, is_lost, longest_wait_of_largest_peer
 from agent.system.output import LogRateLimiter, get_logger
 
 log = get_logger(__name__)
@@ -643,7 +643,8 @@ class _LendingTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.take_back_lent()
-        self._transport.write(data)
+        if not is_lost(self._transport):
+            self._transport.write(data)
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
@@ -660,7 +661,7 @@ class _LendingTransport(asyncio.Transport):
 
     def abort(self) -> None:
         self.take_back_lent()
-        self._transport.abort()
+        abort_transport(self._transport)
 
 
 class _Connection(protocol.Connection):

@@ -181,8 +181,9 @@ class AsyncioThread(LoopThread):
         error, sock = context.get("exception"), context.get("socket")
         transport = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
         if isinstance(transport, asyncio.Transport):
-            transport.abort()
             sock = transport.get_extra_info("socket")
+            if sock.fileno() >= 0:  # abort() of an ended connection may raise AttributeError
+                transport.abort()
         if sock is None or not (isinstance(error, OSError) and error.errno in _LACK_ERRNOS):
             loop.default_exception_handler(context)
         elif count := self._complaints.tick():
