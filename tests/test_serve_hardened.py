@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import grpclib.server
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -181,14 +182,24 @@ def test_invalid_timeout_is_refused(agent_server: Serving, timeout: bytes) -> No
         assert (trailers["grpc-status"], trailers["grpc-message"]) == ("2", "Invalid grpc-timeout header")
 
 
-@pytest.mark.parametrize("timeout", [b"1n", b"0S", b"999u"])
-def test_deadline_below_a_millisecond_is_deadline_exceeded(
-    agent_server: Serving, timeout: bytes, caplog: pytest.LogCaptureFixture
+def next_status(client: RawClient) -> str:
+    """Return the gRPC status of the next request that ends, with or without a message."""
+    return client.next_headers().get("grpc-status") or client.next_headers()["grpc-status"]
+
+
+@pytest.mark.parametrize("timeout", [b"1n", b"0S", b"999u", b"20m"])
+def test_deadline_before_the_request_is_handled_is_deadline_exceeded(
+    agent_server: Serving, timeout: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def decode_slowly(headers: object) -> object:
+        time.sleep(0.03)
+        return decode_metadata(headers)
+
+    decode_metadata = grpclib.server.decode_metadata  # type: ignore[attr-defined]
+    monkeypatch.setattr(grpclib.server, "decode_metadata", decode_slowly)
     with RawClient(agent_server.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-timeout", timeout)])
-        answer = client.next_headers()
-        assert answer.get("grpc-status") or client.next_headers()["grpc-status"] == "4"
+        assert next_status(client) == "4"
     assert [record for record in caplog.records if record.exc_info] == []
 
 
@@ -197,9 +208,15 @@ def test_deadline_is_kept(agent_server: Serving) -> None:
         began_s = time.monotonic()
         client.headers(1, [*request_headers(), (b"grpc-timeout", b"1S")])
         client.send(frame(DATA, END_STREAM, 1, message()))
-        answer = client.next_headers()
-        assert (answer.get("grpc-status") or client.next_headers()["grpc-status"]) == "4"
+        assert next_status(client) == "4"
         assert time.monotonic() - began_s > 0.9, "the deadline has not passed"
+
+
+def test_earliest_of_several_deadlines_is_kept(agent_server: Serving) -> None:
+    with RawClient(agent_server.health) as client:
+        timeouts = [(b"grpc-timeout", value) for value in (b"99999999H", b"1m")]
+        client.headers(1, [*request_headers(), *timeouts])
+        assert next_status(client) == "4"
 
 
 # --- requests

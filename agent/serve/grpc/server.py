@@ -65,13 +65,12 @@ _SERVER_CONFIG: Final = Configuration(
 )
 
 # All other metadata are dropped, because grpclib raises an exception for a "-bin" header that is no base64.
-_REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
+_REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type"})
 _PSEUDO_HEADERS: Final = frozenset({":method", ":path"})
 
 _SAFE_TO_RETRY: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and the request was not processed
+_TIMEOUT_HEADER: Final = "grpc-timeout"
 _TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
-MIN_DEADLINE_S: Final = 0.001
-"""Shortest deadline of a request [s]; a client's shorter deadline is extended to it."""
 
 
 class _ServerProtocol(HardenedProtocol):
@@ -202,12 +201,19 @@ class _ConnectionHandler(server.Handler):
             release_stream()
             self.connection.charge_reset()
             return
-        kept_headers = [(name, _valid_deadline(value) if name == "grpc-timeout" else value)
-                 for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
+        timeouts = [value for name, value in headers if name == _TIMEOUT_HEADER]
+        kept_headers = [(name, value) for name, value in headers if name in _REQUEST_HEADERS]
+        timer: asyncio.TimerHandle | None = None
+        if not all(map(_TIMEOUT.fullmatch, timeouts)):
+            kept_headers.append((_TIMEOUT_HEADER, ""))  # grpclib refuses the request
+        elif timeouts:
+            # grpclib answers UNKNOWN if the deadline is over before it handles the request
+            deadline_s = min(map(decode_timeout, timeouts))
+            timer = asyncio.get_running_loop().call_later(deadline_s, _end_late_request, stream)
         super().accept(stream, kept_headers, lambda: None)  # _release() handles the end
         self._open[stream] = None
         # A task that is cancelled before it begins runs no code, so grpclib would not release its stream.
-        self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
+        self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream, timer))
 
     def cancel(self, stream: protocol.Stream) -> None:
         """End a request that its client has reset, unless it has already ended."""
@@ -215,9 +221,15 @@ class _ConnectionHandler(server.Handler):
             super().cancel(stream)
 
     def _release(
-        self, stream: protocol.Stream, release_stream: Callable[[], None], task: "asyncio.Task[None]"
+        self,
+        stream: protocol.Stream,
+        release_stream: Callable[[], None],
+        timer: asyncio.TimerHandle | None,
+        task: "asyncio.Task[None]",
     ) -> None:
         """Stop counting a request that has ended, and reset its stream if the request got no answer."""
+        if timer is not None:
+            timer.cancel()
         assert isinstance(stream, HardenedStream)
         self._open.pop(stream, None)
         # grpclib keeps ended tasks until the connection's tenth request
@@ -246,15 +258,10 @@ class _ConnectionHandler(server.Handler):
         return [task for task in self._tasks.values() if not task.done()]
 
 
-def _valid_deadline(timeout: str) -> str:
-    """Return the value of a ``grpc-timeout`` header, changed if grpclib would not handle it correctly.
-
-    An invalid value becomes "", which grpclib refuses. A very short timeout becomes MIN_DEADLINE_S, because
-    grpclib answers a deadline of zero with "Internal Server Error".
-    """
-    if not _TIMEOUT.fullmatch(timeout):
-        return ""
-    return timeout if decode_timeout(timeout) >= MIN_DEADLINE_S else f"{MIN_DEADLINE_S * 1000:.0f}m"
+def _end_late_request(stream: protocol.Stream) -> None:
+    """End a request whose deadline is over."""
+    if stream.wrapper is not None:
+        stream.wrapper.cancel(GRPCError(Status.DEADLINE_EXCEEDED, "deadline exceeded"))
 
 
 def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
