@@ -10,6 +10,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -50,6 +51,8 @@ class Change(NamedTuple):
     """ADDED, MODIFIED, DELETED."""
     path: str
     object: dict[str, Any]
+    at_s: float
+    """Time of the change on the monotonic clock [s]."""
 
 
 class ApiServer:
@@ -120,12 +123,12 @@ class ApiServer:
         with self._changed:
             return len(self._changes)
 
-    def published_slices(self, driver: str, since: int) -> list[dict[str, Any]]:
-        """Return all slices that a driver created or updated after a change, in order."""
+    def published_slices(self, driver: str, since: int) -> list[Change]:
+        """Return all changes by which a driver created or updated a slice after a change, in order."""
         with self._changed:
-            changes = [obj for obj in self._changes[since:] if obj.kind != "DELETED"]
-        slices = [obj.object for obj in changes if obj.path.startswith(f"{SLICES}/")]
-        return [obj for obj in slices if obj["spec"]["driver"] == driver]
+            changes = [change for change in self._changes[since:] if change.kind != "DELETED"]
+        slices = [change for change in changes if change.path.startswith(f"{SLICES}/")]
+        return [change for change in slices if change.object["spec"]["driver"] == driver]
 
     def wipe(self, driver: str) -> None:
         """Delete a driver's slices, as a kubelet does at its start or when the driver is gone."""
@@ -242,7 +245,7 @@ class ApiServer:
 
     def _notify(self, kind: str, path: str, obj: dict[str, Any]) -> None:
         shown = obj | {"metadata": obj["metadata"] | {"resourceVersion": str(len(self._changes) + 1)}}
-        self._changes.append(Change(kind, path, shown))
+        self._changes.append(Change(kind, path, shown, time.monotonic()))
         self._changed.notify_all()
 
     def _select_objects(self, path: str, selector: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:

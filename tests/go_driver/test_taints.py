@@ -1,10 +1,13 @@
 """Taints of the agent that the Go driver publishes in its ResourceSlices."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, GoNode
 
+FIRST_TAINTS_S = 5
+"""Time for which the client waits for an answer of the agent [s]; a busy machine may need longer."""
 QUICK = '[taints]\nquiet = "1s"\n'
 KEY = f"{GO}/mem.hugepages.pool_shrunk"
 
@@ -41,7 +44,7 @@ def test_taint_is_published_with_its_cause_and_removed_with_it(node: GoNode) -> 
 
 
 def test_taint_survives_restarts_with_its_time(node: GoNode) -> None:
-    """A driver without an answer of the agent publishes no slices, so that the taint stays."""
+    """A driver without an answer of the agent publishes no slices for 5 s, so that the taint stays."""
     agent, driver = node.agent(config=QUICK), node.driver()
     node.wait_healthy(PAGES)
     node.sysfs.resize(7)
@@ -49,10 +52,13 @@ def test_taint_survives_restarts_with_its_time(node: GoNode) -> None:
     version = node.api.version
     assert driver.end() == 0
     agent.end()
+    begun_s = time.monotonic()
     node.driver()
     node.wait_agent_absent(PAGES)
     node.agent(config=QUICK)
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
     node.api.wipe(GO)  # as a kubelet does at its start
     assert wait_published(node, pages=1)[PAGES] == [before]
-    assert {len(taints_of(obj)[PAGES]) for obj in node.api.published_slices(GO, version)} == {1}
+    published = node.api.published_slices(GO, version)
+    untainted_s = [change.at_s - begun_s for change in published if not taints_of(change.object)[PAGES]]
+    assert min(untainted_s, default=FIRST_TAINTS_S) >= FIRST_TAINTS_S
