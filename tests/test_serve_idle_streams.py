@@ -21,6 +21,7 @@ from agent.model.health import DeviceHealth
 from agent.native.idle_streams import MESSAGE_LIMIT, IdleStreamRow, IdleStreamTable, SentToStream
 from agent.serve.grpc import hardened
 from agent.serve.grpc.hardened import message_frames
+from agent.serve.grpc.idle_streams import IdleStreams
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.service import HealthService
 
@@ -181,16 +182,21 @@ def agent_server(tmp_path: Path) -> Iterator[Serving]:
         yield agent_server
 
 
-def lent_streams(agent_server: Serving) -> IdleStreamTable:
-    """Return the table of the driver's socket."""
+def lent_streams(agent_server: Serving) -> IdleStreams:
+    """Return the lent streams of the driver's socket."""
     (service,) = (service for name, service, _ in agent_server.servers._served if DRIVER in name)
     assert isinstance(service, HealthService)
-    return service.subscribers._lent.table
+    return service.subscribers._lent
 
 
 def lent_count(agent_server: Serving) -> int:
-    """Return how many streams of the driver's socket are lent."""
-    return len(lent_streams(agent_server))
+    """Return how many streams of the driver's socket are lent; the event loop has ended its change of them.
+
+    While the event loop has the lock, a thread that publishes leaves the sending to it.
+    """
+    lent = lent_streams(agent_server)
+    with lent.lock:
+        return len(lent.table)
 
 
 def wait_lent(agent_server: Serving, count: int = 1) -> None:
@@ -388,7 +394,7 @@ def publish_until_cut(agent_server: Serving) -> int:
 
     The event loop must be blocked, and the client must not read.
     """
-    table, second = lent_streams(agent_server), 1
+    table, second = lent_streams(agent_server).table, 1
     while not table.count_behind(table._array[0].number):
         second += 1
         agent_server.publish(*large_devices(second))
