@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -912,6 +912,23 @@ def test_loop_close_during_a_prepare_is_transient() -> None:
         error = call.exception(PATIENCE_S)
     assert isinstance(error, TransientError)
     assert error.code == "driver.shutting_down"
+
+
+def test_loop_close_just_before_a_prepare_is_transient() -> None:
+    class ClosedLoop(asyncio.SelectorEventLoop):
+        """Loop that is closed after the thread of the prepare has found that it runs."""
+
+        def is_running(self) -> bool:
+            return super().is_running() or self.is_closed()
+
+    async def make_runner() -> DriverCallbackRunner:
+        return DriverCallbackRunner()
+
+    with closing(ClosedLoop()) as loop:
+        runner = loop.run_until_complete(make_runner())
+    with pytest.raises(TransientError, match="the driver's event loop has ended") as raised:
+        runner.call(asyncio.sleep, 0)
+    assert raised.value.code == "driver.shutting_down"
 
 
 # --- the end, and failure -----------------------------------------------------------------------------------

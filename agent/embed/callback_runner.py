@@ -110,7 +110,12 @@ class DriverCallbackRunner:
             return asyncio.run(_coroutine(function))
         if not self._loop.is_running():
             raise TransientError(LOOP_ENDED, code="driver.shutting_down")
-        done = asyncio.run_coroutine_threadsafe(_coroutine(function), self._loop)
+        coroutine = _coroutine(function)
+        try:
+            done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError as error:  # the loop was closed meanwhile
+            coroutine.close()
+            raise TransientError(LOOP_ENDED, code="driver.shutting_down") from error
         while not concurrent.futures.wait({done}, POLL_S).done:
             if self._loop.is_closed():  # a closed loop drops its tasks without a result
                 raise TransientError(LOOP_ENDED, code="driver.shutting_down")
