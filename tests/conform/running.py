@@ -98,8 +98,9 @@ Runs = Mapping[str, "Future[ConformRun]"]
 """Pending runs by name."""
 
 
-REPETITIONS: Final = 3
-"""Limit of repetitions of a run: checks of a driver's delays see less of them on a busy machine."""
+REPETITIONS: Final = 8
+"""Limit of repetitions of a run. On a busy machine, a check of a driver's delays may see less of them, and a
+run may have other delays. If conform judges a driver wrongly, all repetitions fail."""
 
 
 def checked_run(
