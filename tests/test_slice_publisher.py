@@ -12,6 +12,7 @@ import pytest
 from go_driver.api_server import SLICES, _check_slice
 from go_driver.api_server import ApiError as Refusal
 from kube_api import ApiCall, FakeKubeApi, certificate, forbid, kube_api
+from no_threads import no_threads
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -609,6 +610,15 @@ def test_stop_ends_both_threads_and_keeps_the_slices(
     assert len(kube_api.all_slices()) == 1
     with pytest.raises(RuntimeError, match="can be started only once"):
         publisher.start()
+
+
+def test_stop_after_a_start_without_threads_has_nothing_to_end(
+    api: drahealth.ApiServer, monitor: drahealth.Monitor
+) -> None:
+    publisher = drahealth.SlicePublisher(api, monitor, CARDS)
+    with no_threads(), pytest.raises(RuntimeError, match="can't start new thread: dh-slices"):
+        publisher.start()
+    assert publisher.stop(PATIENCE_S)
 
 
 # --- with a monitor ----------------------------------------------------------------------------------------

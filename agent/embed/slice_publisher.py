@@ -275,8 +275,8 @@ class SlicePublisher:
                 DaemonThread(function, name)
                 for name, function in (("dh-slices", self._repair), ("dh-slices-watch", self._follow))
             ]
-        for thread in self._threads:
-            thread.start()
+            for thread in self._threads:  # within the lock: stop() must not find a thread before its start
+                thread.start()
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Stop the threads; the slices remain. Blocks up to ``timeout_s``.
@@ -285,7 +285,8 @@ class SlicePublisher:
             True if the threads have ended; False: a call of the API server continues and is abandoned.
         """
         with self._state:
-            threads, self._stopping = self._threads, True
+            threads = [thread for thread in self._threads if thread.ident is not None]  # others did not start
+            self._stopping = True
             self._state.notify_all()
             if self._watch is not None:
                 self._watch.close()
