@@ -17,6 +17,7 @@ from agent.embed.monitor import Monitor
 from agent.embed.plugin import PluginServer
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
+from agent.serve.sockets import abort_transport
 from agent.system.threads.loop_thread import AsyncioThread
 
 DRIVER: Final = "demo.example.com"
@@ -128,6 +129,6 @@ async def _cut_off() -> None:
     """End the connections that clients still hold: grpclib leaves them to the end of the process."""
     transports: dict[int, asyncio.Transport] = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]
     for transport in list(transports.values()):
-        transport.abort()
+        abort_transport(transport)
     await asyncio.sleep(0)
     await asyncio.sleep(0)  # it takes effect in the loop's next turn
