@@ -22,6 +22,7 @@ from wire.serving import eventually
 from agent.config.config import DRIVERS, Config
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.driver.merged_snapshot_source import HostAndDriverSource
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.driver.session import DriverSession
 from agent.driver.sessions import DriverSessions
 from agent.engine.loop import ReportHub
@@ -161,6 +162,7 @@ class _Session(DriverSession):
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a failed prepare wait as long as a busy machine needs for the core and for the disk."""
     monkeypatch.setattr("agent.driver.prepare_failure_tracker.DELIVERY_S", PATIENCE_S)
+    monkeypatch.setitem(PrepareFailureTracker.__init__.__kwdefaults__, "taint_wait_s", PATIENCE_S)
     monkeypatch.setattr("agent.driver.ledger_writer.MAX_DISK_WAIT_S", PATIENCE_S)
 
 

@@ -260,7 +260,8 @@ def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
 
 def test_failed_device_is_tainted_before_the_kubelet_gets_the_error(kubelet_dir: Path) -> None:
     published: list[set[str]] = []
-    driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=10))
+    driver, monitor = Driver(), new_monitor(kubelet_dir)
+    monitor.tracker._taint_wait_s = PATIENCE_S  # above the limit of the configuration
     monitor.on_taints(lambda taints: published.append(tainted_devices(taints)))
     driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from embedding import patient
 from go_driver.api_server import SLICES, _check_slice
 from go_driver.api_server import ApiError as Refusal
 from kube_api import ApiCall, FakeKubeApi, certificate, forbid, kube_api
@@ -20,7 +21,7 @@ import drahealth
 from agent.embed import slice_publisher
 from agent.embed.devices import slice_base_name
 
-__all__ = ["certificate", "kube_api"]
+__all__ = ["certificate", "kube_api", "patient"]
 
 DRIVER, NODE = "card.example.com", "node-1"
 NAME = f"{NODE}-{DRIVER}"
@@ -624,10 +625,12 @@ def test_stop_after_a_start_without_threads_has_nothing_to_end(
 # --- with a monitor ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("patient")
 def test_taint_is_published_before_a_failed_device_is_answered(
     api: drahealth.ApiServer, monitor: drahealth.Monitor, kube_api: FakeKubeApi
 ) -> None:
     """The scheduler must not choose the device for the pod's next attempt."""
+    monitor.tracker._taint_wait_s = PATIENCE_S  # above the limit of the configuration
     monitor.add(drahealth.Device("card-0"))
     monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="link")(lambda device: None)
     claim = drahealth.Claim(
