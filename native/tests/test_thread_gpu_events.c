@@ -53,6 +53,21 @@ static void test_start_of_events_ends_when_the_last_gpu_is_registered(void)
     gx_stop(&g);
 }
 
+/* From the reload on, no GPU is registered: the events are not OK until each GPU is registered again, or for 2 s. */
+static void test_events_after_a_reload_are_ok_when_the_last_gpu_is_registered(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+    uint64_t begun_ns;
+
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
+    gx_command(&g, "gpu 1 hang nvmlDeviceRegisterEvents 1s");
+    begun_ns = dh_now_ns();
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_head(&g)->generation == 2 && g.head->wait_state == DH_STATE_OK);
+    CHECK(gx_gpu(&g, 1)->event_mask || dh_now_ns() - begun_ns >= 2 * DH_NS);
+    gx_stop(&g);
+}
+
 /* The event is counted for its GPU, though the lost GPU cannot be queried. */
 static void test_event_of_a_lost_gpu_is_counted_there(void)
 {
@@ -346,6 +361,7 @@ int main(void)
     fx_begin();
     test_xid_is_latched_in_its_gpu_and_instance();
     test_start_of_events_ends_when_the_last_gpu_is_registered();
+    test_events_after_a_reload_are_ok_when_the_last_gpu_is_registered();
     test_event_of_a_lost_gpu_is_counted_there();
     test_event_with_details_causes_a_pass();
     test_announced_field_is_read_after_an_event_only();

@@ -8,7 +8,7 @@
 #include "gpu/gpus.h"
 
 #define SHORT_WAIT_NS (DH_NS / 100) /* longest wait while the last events are not published yet */
-#define START_WAIT_NS (2 * DH_NS) /* longest wait at the start for the registration of all GPUs: one may hang */
+#define START_WAIT_NS (2 * DH_NS) /* longest wait of a new set for the registration of all GPUs: one may hang */
 #define BACKOFF_MIN_NS DH_NS
 #define BACKOFF_MAX_NS (60 * DH_NS)
 
@@ -101,15 +101,15 @@ static bool is_each_gpu_tried(struct dh_gpu_watch *w)
 }
 
 /*
- * State after a wait that did not fail. The agent's first report waits for the end of the start: an event that
- * comes before its GPU is registered is lost, so no GPU is reported until then.
+ * State after a wait that did not fail. An event that comes before its GPU is registered is lost: a new set is not OK
+ * until then, and the agent's first report waits for it.
  */
 static enum dh_source_state state_waited(struct dh_gpu_watch *w, uint64_t made_ns)
 {
-    bool started = w->wait.state != DH_STATE_STARTING || is_each_gpu_tried(w) ||
+    bool started = w->wait.state == DH_STATE_OK || is_each_gpu_tried(w) ||
                    dh_now_ns() - made_ns >= START_WAIT_NS;
 
-    return started ? DH_STATE_OK : DH_STATE_STARTING;
+    return started ? DH_STATE_OK : (enum dh_source_state)w->wait.state;
 }
 
 /* State while no GPU is registered: no GPU has events, registrations fail, or none was tried yet. */
@@ -130,7 +130,7 @@ static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
 {
     nvmlEventData_t event = { .gpuInstanceId = DH_NO_INSTANCE, .computeInstanceId = DH_NO_INSTANCE };
     /* the agent's first report waits for the first waits, which show that events can be read */
-    bool is_short = w->event_dirty || w->wait.state == DH_STATE_STARTING;
+    bool is_short = w->event_dirty || w->wait.state != DH_STATE_OK;
     uint64_t begun_ns = dh_now_ns(), wait_ns = is_short ? SHORT_WAIT_NS : w->event_wait_ns, now_ns;
     nvmlReturn_t code = DH_NVML(w, &w->waiter, DH_CALL_WAIT, nvmlEventSetWait_v2, w->set, &event,
                                 (unsigned int)(wait_ns / 1000000));
@@ -224,8 +224,11 @@ void *dh_waiter_main(void *arg)
             continue;
         }
         code = run_event_set(w, &backoff_ns);
-        if (dh_nvml_session_is_stale(w, &w->waiter))
+        if (dh_nvml_session_is_stale(w, &w->waiter)) {
             code = NVML_SUCCESS;
+            if (w->wait.state == DH_STATE_OK) /* before the library is opened again: no GPU is registered */
+                wait_publish(w, DH_STATE_FAILING, NVML_ERROR_UNINITIALIZED);
+        }
         dh_nvml_session_exit(w, &w->waiter);
         if (!code)
             continue;
