@@ -20,11 +20,20 @@ from wire.serving import eventually
 DRIVER = "gpu.example.com"
 REPETITIONS = 10
 GPUS = Row("a repair", (), gpus=2, settings={"stream": {"heartbeat": "10s"}})  # no answer waits for it
+PATIENT = f"""
+import sys
+from agent.cli.main import main
+from agent.serve.agent_api import client
+client.STATUS_TIMEOUT_S = {PATIENCE_S}
+sys.exit(main(sys.argv[1:]))
+"""
+"""Command that waits for a late answer: after it, a second request would find no fault to clear."""
 UNPRIVILEGED = """
 import os, sys
 from agent.cli.main import main
 main(["clear", "--help"])
 import asyncio, agent.serve.agent_api.client
+agent.serve.agent_api.client.STATUS_TIMEOUT_S = 60
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.exit(main(sys.argv[1:]))
 """
@@ -48,14 +57,14 @@ def stage(short_tmp: Path) -> Iterator[Stage]:
     stage.end()
 
 
-def run(stage: Stage, verb: str, *argv: str, program: tuple[str, ...] = ("-m", "agent")) -> Output:
+def run(stage: Stage, verb: str, *argv: str, program: tuple[str, ...] = ("-c", PATIENT)) -> Output:
     """Run a command against the agent of the stage, again while the agent is too busy to answer in time."""
     command = [sys.executable, *program, verb, *argv, "--runtime-dir", str(stage.directory / "run")]
     for _ in range(REPETITIONS):
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=stage.agent.environ
         ) as process:
-            out, err = process.communicate(timeout=PATIENCE_S)
+            out, err = process.communicate(timeout=2 * PATIENCE_S)
         if not any(error in err for error in LATE_ANSWERS):
             break
     return Output(process.returncode, out, err, process.pid)
