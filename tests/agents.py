@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
+import psutil
 import pytest
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, watch_health
@@ -314,6 +315,18 @@ def wait_for_health(watcher: Watcher, name: str, health: int) -> Any:
         return texts is not None and texts.health == health
 
     return entry(wait_for_message(watcher, matches, f"health {health} of {name}"), name)
+
+
+@contextmanager
+def suspend_process(pid: int) -> Iterator[None]:
+    """Stop a process for the duration of the context."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the process is stopped")
+        yield
+    finally:
+        process.resume()
 
 
 @contextmanager

@@ -30,8 +30,13 @@ def plays(request: pytest.FixtureRequest) -> Iterator[Plays]:
 
 
 def _play(row: Row) -> str:
-    with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
-        return play(row, Path(directory))
+    failure = ""
+    for _ in range(row.tries):
+        with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
+            failure = play(row, Path(directory))
+        if not failure:
+            break
+    return failure
 
 
 def test_scenario_names_are_unique() -> None:

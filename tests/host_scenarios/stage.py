@@ -6,8 +6,8 @@ rest on ``agent.sock``. The tests state the expected messages.
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -15,7 +15,6 @@ from typing import Final, NamedTuple, Self
 import psutil
 from agents import DRIVER, Agent
 from wire.google import names, watch_health
-from wire.serving import eventually
 
 from host_scenarios.figures import Figure, Figures
 from host_scenarios.subscribers import HEALTH_WORDS, Document, Follower, Kubelet, cause_text, device_of
@@ -224,15 +223,3 @@ class Stage:
 def _is_read(document: Document) -> bool:
     """Return whether each source was read or is absent: on a busy machine the first document comes before."""
     return all(source["state"] not in {"starting", "stalled"} for source in document["sources"])
-
-
-@contextmanager
-def suspend_process(pid: int) -> Iterator[None]:
-    """Stop a process for the duration of the context."""
-    process = psutil.Process(pid)
-    process.suspend()
-    try:
-        eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the process is stopped")
-        yield
-    finally:
-        process.resume()

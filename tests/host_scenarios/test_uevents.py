@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from agents import DRIVER, HEALTHY, UNHEALTHY
+from agents import DRIVER, HEALTHY, UNHEALTHY, suspend_process
 from machine import machine_lock
 from netns import Injector, run_in_user_namespace
 from scenarios.row import BUSES
@@ -12,7 +12,7 @@ from host_scenarios.declarations import device
 from host_scenarios.figures import Figures
 from host_scenarios.hosts import Paper
 from host_scenarios.paper_host import MELLANOX, NIC, PCI, PaperHost
-from host_scenarios.stage import OWNER, Stage, suspend_process
+from host_scenarios.stage import OWNER, Stage
 from host_scenarios.subscribers import Kubelet, source_of
 
 HOW = "event of the real kernel, plain files, fake NVML"

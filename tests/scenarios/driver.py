@@ -150,7 +150,7 @@ DRIVER: Final = (
     Row(
         "the driver is reloaded",
         (
-            # the agent may have opened NVML again before it has read both GPUs: they fail until then, and longer
+            # the agent may open NVML again before it has read both GPUs: they fail longer than that
             nvml("init hang 600s", *FAIL, "reload driver=580.105.08", "init hang 0s"),
             unknown(ALL, "gpu.failing: NVML returned UNINITIALIZED (1)"),
             nvml(*ANSWER),

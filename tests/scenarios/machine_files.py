@@ -73,9 +73,9 @@ class MachineFiles:
         self.log.write_text("")
         self._lines = itertools.count()
 
-    def kernel(self, *lines: str, times: int = 1, priority: int = 4) -> None:
-        """Write lines to the kernel log; from priority 8 on, as a process."""
-        head = f"{priority},%d,{time.monotonic_ns() // 1000},-;"
+    def kernel(self, *lines: str, times: int = 1, priority: int = 4, at_ns: int = 0) -> None:
+        """Write lines to the kernel log, of the time ``at_ns`` or now; from priority 8 on, as a process."""
+        head = f"{priority},%d,{(at_ns or time.monotonic_ns()) // 1000},-;"
         with self.log.open("a") as log:
             log.write("".join(f"{head % next(self._lines)}{line}\n" for line in lines * times))
 

@@ -70,6 +70,8 @@ class Row:
     """Processes from the beginning, by pid."""
     logged: tuple[str, ...] = ()
     """Kernel log lines from before the agent's start."""
+    tries: int = 1
+    """Number of plays of which one must pass, if a busy machine can miss a time limit of the agent's."""
     limit_s: float = 0.0
     """Time that the row needs until a result is seen, if more than a few seconds [s]."""
 

@@ -5,7 +5,11 @@ Devices are named in one string, ``"gpu-0 gpu-1"``; texts are the beginning of a
 
 import contextlib
 import json
+import time
+from collections.abc import Sequence
 from typing import Final
+
+from agents import suspend_process
 
 from scenarios.row import BLIND, BUSES, DEGRADED, INFO, OK, SICK, Step
 from scenarios.stage import Stage
@@ -21,6 +25,21 @@ FAULTS: Final = "run/state/gpu-faults.json"
 def nvml(*commands: str) -> Step:
     """Send commands to the fake NVML."""
     return Step(f"nvml: {'; '.join(commands)}", lambda stage: stage.machine.fake.send(*commands))
+
+
+def nvml_and_kernel(commands: Sequence[str], *lines: str) -> Step:
+    """Let NVML and the kernel log report a fault of the same moment.
+
+    The agent, but not NVML, is stopped meanwhile: a line that comes after an evaluation counts as later.
+    """
+
+    def play(stage: Stage) -> None:
+        with suspend_process(stage.agent.pid):
+            at_ns = time.monotonic_ns()
+            stage.machine.fake.send(*commands)
+            stage.machine.kernel(*lines, at_ns=at_ns)
+
+    return Step(f"nvml: {'; '.join(commands)}; kernel: {'; '.join(lines)}", play)
 
 
 def repeat_until(command: str, name: str, text: str) -> Step:

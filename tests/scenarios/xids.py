@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from agents import TRIES
+
 from scenarios.row import BUSES, Row
 from scenarios.steps import (
     also_info,
@@ -11,6 +13,7 @@ from scenarios.steps import (
     kernel,
     never,
     nvml,
+    nvml_and_kernel,
     unhealthy,
     wait_for_passes,
     xid_line,
@@ -42,8 +45,7 @@ XIDS: Final = (
     Row(
         "XID 48 by both is one fault",
         (
-            nvml("gpu 0 xid 48"),
-            kernel(xid_line(48)),
+            nvml_and_kernel(["gpu 0 xid 48"], xid_line(48)),
             unhealthy("gpu-0", "gpu.xid.48: "),
             wait_for_passes(10),
             expect_in_checkpoint("gpu.xid.48", times=1),
@@ -52,9 +54,10 @@ XIDS: Final = (
     Row(
         "XID 45 after XID 48 is only a consequence",
         (
-            nvml("gpu 0 xid 48", "gpu 0 xid 45"),
-            kernel(
-                xid_line(48), xid_line(45, "pid=1234, name=python3, Ch 00000001 caused by previous Xid 48")
+            nvml_and_kernel(
+                ["gpu 0 xid 48", "gpu 0 xid 45"],
+                xid_line(48),
+                xid_line(45, "pid=1234, name=python3, Ch 00000001 caused by previous Xid 48"),
             ),
             unhealthy("gpu-0", "gpu.xid.48: "),
             also_info("gpu-0", "gpu.xid.45: a channel was cleaned up after another fault: after XID 48"),
@@ -71,8 +74,9 @@ XIDS: Final = (
     Row(
         "a workload's fault is INFO, and the GPU stays healthy",
         (
-            nvml("gpu 0 xid 31"),
-            kernel(xid_line(31, "pid=1234, name=python3, Ch 8, MMU Fault: ENGINE GRAPHICS")),
+            nvml_and_kernel(
+                ["gpu 0 xid 31"], xid_line(31, "pid=1234, name=python3, Ch 8, MMU Fault: ENGINE GRAPHICS")
+            ),
             info("gpu-0", "gpu.xid.31: memory page fault"),
         ),
     ),
@@ -290,6 +294,7 @@ INSTANCES: Final = (
             wait_for_passes(20),
         ),
         **PARTED,
+        tries=TRIES,  # it waits for a second
     ),
     Row(
         "findings of a partitioned GPU hold for its instances",
