@@ -72,10 +72,11 @@ def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
 
 
 @pytest.fixture
-def nonce() -> str:
-    """Return a cgroup of this test alone."""
+def nonce() -> Iterator[str]:
+    """Yield a cgroup of this test alone, whose lines no other test overwrites meanwhile."""
     skip_unless_kernel_log(os.O_RDWR)
-    return f"/drahealth-{os.getpid()}-{time.monotonic_ns()}"
+    with machine_lock():
+        yield f"/drahealth-{os.getpid()}-{time.monotonic_ns()}"
 
 
 def write(text: str) -> None:
