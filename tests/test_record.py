@@ -362,7 +362,13 @@ def test_old_segments_are_deleted_beyond_the_limit_of_bytes(tmp_path: Path) -> N
 def test_old_segments_are_deleted_beyond_the_limit_of_age(short_day: list[Step], tmp_path: Path) -> None:
     record_all(tmp_path, short_day)
     later_s, mono_s = time.time() + 90_000, [1000.0]
-    clocks = {"clock": lambda: mono_s[0], "wall_clock": lambda: later_s + mono_s[0]}
+    read_s = mono_s.copy()  # by the recorder, which reads both clocks while the test changes the time
+
+    def read_clock() -> float:
+        read_s[0] = mono_s[0]
+        return read_s[0]
+
+    clocks = {"clock": read_clock, "wall_clock": lambda: later_s + read_s[0]}
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD, **clocks)
     recorder.record(*short_day[0])
     end_s = time.monotonic() + PATIENCE_S
