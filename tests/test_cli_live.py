@@ -65,7 +65,7 @@ def test_table_is_drawn_redrawn_and_printed_at_the_end(terminal):
     table = terminal.table()
     assert terminal.read_until("no report yet").startswith(f"{ENTER}{HOME}HEAD")
     table.show(report(device("cpu-node0")))
-    assert "1 device: 1 healthy" in terminal.read_until(BELOW + HOME) + terminal.read_until(BELOW)
+    assert BELOW + HOME in terminal.read_until("1 device: 1 healthy")
     table.show(report(device("cpu-node0", SHRUNK)))
     terminal.read_until("1 device: 1 unhealthy")
     table.log.append("warning: something")
