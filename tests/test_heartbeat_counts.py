@@ -1,6 +1,7 @@
 """Counting of waits between heartbeats in the output of strace."""
 
 import os
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -9,6 +10,7 @@ from agent.bench.result import MeasurementError
 from agent.bench.syscall_counts import (
     CORE_WAKES,
     HEARTBEAT_THREADS,
+    _thread_names,
     count_waits,
     interpreter_memory,
     parse_calls,
@@ -49,6 +51,14 @@ def test_waits_between_heartbeats_exclude_those_for_the_interpreter() -> None:
 
 def test_waits_of_a_thread_that_ended_are_counted() -> None:
     assert waits_of({OTHER: IO_TEXT}, {})["ended"] == 1.5
+
+
+def test_thread_that_ends_while_names_are_read_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [*Path(f"/proc/{os.getpid()}/task").iterdir(), Path(f"/proc/{os.getpid()}/task/0")]
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(tasks))
+    names = _thread_names(os.getpid())
+    assert names[os.getpid()] == "core"
+    assert 0 not in names
 
 
 def test_thread_without_a_budget_raises() -> None:

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -166,8 +166,9 @@ def _thread_names(pid: int) -> Mapping[int, str]:
     keys = {name: key for key, name in HEARTBEAT_THREADS.items() if name}
     names = {pid: "core"}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        name = (task / "comm").read_text().rstrip("\n")
-        names.setdefault(int(task.name), keys.get(name, name))
+        with suppress(OSError):  # the thread has ended
+            name = (task / "comm").read_text().rstrip("\n")
+            names.setdefault(int(task.name), keys.get(name, name))
     return names
 
 
