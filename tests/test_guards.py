@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench import guards
+from agent.bench import guards, idle_counts
 from agent.bench.file_trees import temporary_directory, write_sysfs
 from agent.bench.guards import KINDS, RATIOS, BudgetedFigure, GuardContext, GuardResult, select_guards
 from agent.bench.result import BUDGETS_FILE, MeasurementError
@@ -74,6 +74,21 @@ def test_other_number_of_opcodes_is_a_miss(tmp_path: Path) -> None:
     result = guard.check(GuardContext(ROOT, {"opcodes": {}}, tmp_path))
     assert result.met is None
     assert f"no budget for {python}" in result.value
+
+
+def test_delayed_count_of_opcodes_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = iter(["", "", "1000"])
+    monkeypatch.setattr(idle_counts, "_run_workload", lambda _: next(printed))
+    assert idle_counts.count_change_opcodes("change") == 1000
+    monkeypatch.setattr(idle_counts, "_run_workload", lambda _: "")
+    with pytest.raises(idle_counts.CountDelayed, match=r"opcodes\.change: a pass took over 1 s in each of"):
+        idle_counts.count_change_opcodes("change")
+
+
+def test_count_of_opcodes_with_a_late_pass_prints_nothing(tmp_path: Path) -> None:
+    program = "from agent.bench import idle_counts as counts; counts.FRESH_S = -1.0; "
+    program += f"counts._print_opcodes({str(tmp_path)!r}, '', 0, 'change')"
+    assert idle_counts.run_python(["-c", program]) == ""
 
 
 def test_more_modules_than_budgeted_are_a_miss(tmp_path: Path) -> None:
