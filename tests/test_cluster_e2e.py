@@ -1,9 +1,12 @@
 """The agent as a process with an API server and a platform connector: reports, restart, and their absence."""
 
 import json
+import select
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -77,17 +80,46 @@ def test_fault_reaches_the_node_its_events_and_nvsentinel(
             assert agent.end() == 0
 
 
+@contextmanager
+def endless_api_server() -> Iterator[tuple[str, threading.Event]]:
+    """Run an API server whose answers have no end. Yield its URL, and an event that the first request sets.
+
+    A byte of each answer comes in time for the reader, so that no call ends at the agent's own timeout.
+    """
+    ended, is_called = threading.Event(), threading.Event()
+
+    def answer_all() -> None:
+        connections: list[socket.socket] = []
+        while not ended.is_set():
+            if select.select([server], [], [], 0.1)[0]:
+                connections.append(server.accept()[0])
+                with suppress(OSError):  # the agent has ended
+                    connections[-1].send(b"HTTP/1.1 200 OK\r\nEndless: ")
+                is_called.set()
+            for connection in connections:
+                with suppress(OSError):
+                    connection.send(b"x")
+        for connection in connections:
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_all)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}", is_called
+        finally:
+            ended.set()
+            thread.join()
+
+
 def test_hung_api_server_delays_neither_verdict_nor_end(short_tmp: Path, sysfs: PlainSysfs) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with agent_with(short_tmp, sysfs, url) as agent:
-            silent.settimeout(PATIENCE_S)
-            connection, _ = silent.accept()
-            with connection, agent.kubelet() as kubelet:
-                sysfs.resize(7)
-                assert wait_for_health(kubelet, POOL, UNHEALTHY)
-                assert agent.end(signal.SIGTERM) == 0
-            assert "the cluster thread did not stop" in agent.log
+    with endless_api_server() as (url, is_called), agent_with(short_tmp, sysfs, url) as agent:
+        assert is_called.wait(PATIENCE_S)
+        with agent.kubelet() as kubelet:
+            sysfs.resize(7)
+            assert wait_for_health(kubelet, POOL, UNHEALTHY)
+            assert agent.end(signal.SIGTERM) == 0
+        assert "the cluster thread did not stop" in agent.log
 
 
 def test_reload_turns_a_condition_off_and_refuses_another_server(
