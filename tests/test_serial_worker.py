@@ -5,8 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from wire.serving import eventually
 
+from agent.system.threads import worker_threads
 from agent.system.threads.worker_threads import SerialWorker
 
 
@@ -88,7 +90,9 @@ def test_shutdown_of_a_cancelled_task_goes_on_after_a_hung_call(name: str) -> No
     assert done == ["goodbye", "remove", "leave"]
 
 
-def test_error_of_the_last_call_is_raised(name: str) -> None:
+def test_error_of_the_last_call_is_raised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_threads, "SHUTDOWN_S", PATIENCE_S)
+
     async def main() -> None:
         worker = SerialWorker(name)
         with pytest.raises(FileNotFoundError):
