@@ -613,8 +613,8 @@ def test_interrupted_watch_resumes_without_a_second_list(kube_api: FakeKubeApi, 
 
 def test_expired_watch_lists_again(kube_api: FakeKubeApi, follower: Follower) -> None:
     eventually(lambda: len(streams(kube_api)) == 1, "first stream")
-    kube_api.oldest = 2
     kube_api.refuse = lambda call: Refusal(503, "ServiceUnavailable", "no list before b is in it")
+    kube_api.oldest = 2  # applies also to the first stream, if it is not open yet
     kube_api.break_streams()
     kube_api.add_node("b")
     kube_api.refuse = lambda call: None
