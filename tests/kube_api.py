@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from go_driver.api_server import RESOURCE, SLICES, ApiError, ApiServer
+from patience import PATIENCE_S
 
 from agent.serve.kube_api.api_server import verb_and_resource
 
@@ -180,6 +181,12 @@ def make_certificate(path: Path) -> Path:
         [*command, "-keyout", path.with_suffix(".key"), "-out", path], check=True, capture_output=True
     )
     return path
+
+
+@pytest.fixture
+def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer of a busy machine is late for clients of an API server."""
+    monkeypatch.setattr("agent.serve.kube_api.api_server.TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

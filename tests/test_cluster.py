@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cluster_agents import DRIVER, XID, SteppedAgent, device, report, report_without_gpus
 from cluster_api import NAMESPACE, NODE, ClusterApi, Refusal, Request, documented_removal, granted_rights
+from kube_api import patient_client
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -31,6 +32,8 @@ from agent.model.health import Severity
 from agent.model.reading import SourceState
 from agent.serve.kube_api.api_server import ApiServer
 
+__all__ = ["patient_client"]
+pytestmark = pytest.mark.usefixtures("patient_client")
 DEGRADED = ("gpu.ecc.correctable_rate", Severity.DEGRADED)
 SILENT = ("gpu.silent", Severity.UNKNOWN)
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/drahealth-{NODE}"

@@ -8,6 +8,7 @@ import pytest
 from claim_samples import known_pod, listed_prepared, source_answers
 from cluster_agents import DRIVER, XID, SteppedAgent, device
 from cluster_api import NODE, ClusterApi, Refusal, Request
+from kube_api import patient_client
 
 from agent.cluster.device_events import (
     COMBINE_MESSAGES,
@@ -32,6 +33,8 @@ from agent.model.health import Severity
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import ApiServer
 
+__all__ = ["patient_client"]
+pytestmark = pytest.mark.usefixtures("patient_client")
 LOST = ("gpu.lost", Severity.UNHEALTHY)
 SILENT = ("gpu.silent", Severity.UNKNOWN)
 DEGRADED = ("gpu.ecc.correctable_rate", Severity.DEGRADED)

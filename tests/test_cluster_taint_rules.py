@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from cluster_agents import DRIVER, XID, SteppedAgent, device, report, report_without_gpus
 from cluster_api import NODE, ClusterApi, Refusal, granted_rights
+from kube_api import patient_client
 
 from agent.cluster.taint_rules import (
     MANAGED_BY,
@@ -23,6 +24,8 @@ from agent.model.health import DeviceHealth, Severity
 from agent.model.reading import SourceState
 from agent.model.time import rfc3339
 
+__all__ = ["patient_client"]
+pytestmark = pytest.mark.usefixtures("patient_client")
 QUIET_S = 60
 SICK = ("gpu-0", XID)
 

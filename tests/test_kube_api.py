@@ -16,7 +16,15 @@ from typing import Any
 
 import pytest
 from go_driver.api_server import ApiError as Refusal
-from kube_api import FakeKubeApi, certificate, forbid, kube_api, make_certificate, write_kubeconfig
+from kube_api import (
+    FakeKubeApi,
+    certificate,
+    forbid,
+    kube_api,
+    make_certificate,
+    patient_client,
+    write_kubeconfig,
+)
 from kubelet.claims import allocated_claim
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -27,19 +35,14 @@ from agent.prepare.errors import recorded_operation
 from agent.serve.kube_api.api_server import verb_and_resource
 from agent.serve.kube_api.object_watch import RETRY_AFTER_MAX_S, ObjectList, ObjectWatch, OpenStream
 
-__all__ = ["certificate", "kube_api"]
+__all__ = ["certificate", "kube_api", "patient_client"]
+pytestmark = pytest.mark.usefixtures("patient_client")
 
 DRIVER, NODE = "card.example.com", "node-1"
 REF = drahealth.ClaimRef("team-a", "train", "uid-1")
 CLAIM = allocated_claim("train", "uid-1", ("it", DRIVER, NODE, "card-0"), pods=[], namespace="team-a")
 CLAIM_PATH = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/train"
 NODES = "/api/v1/nodes"
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer of a busy machine is late."""
-    monkeypatch.setattr("agent.serve.kube_api.api_server.TIMEOUT_S", PATIENCE_S)
 
 
 def client(server: FakeKubeApi, **access: Any) -> drahealth.ApiServer:

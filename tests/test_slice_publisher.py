@@ -12,7 +12,7 @@ import pytest
 from embedding import patient
 from go_driver.api_server import SLICES, _check_slice
 from go_driver.api_server import ApiError as Refusal
-from kube_api import ApiCall, FakeKubeApi, certificate, forbid, kube_api
+from kube_api import ApiCall, FakeKubeApi, certificate, forbid, kube_api, patient_client
 from no_threads import no_threads
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -21,7 +21,8 @@ import drahealth
 from agent.embed import slice_publisher
 from agent.embed.devices import slice_base_name
 
-__all__ = ["certificate", "kube_api", "patient"]
+__all__ = ["certificate", "kube_api", "patient", "patient_client"]
+pytestmark = pytest.mark.usefixtures("patient_client")
 
 DRIVER, NODE = "card.example.com", "node-1"
 NAME = f"{NODE}-{DRIVER}"
