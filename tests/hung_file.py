@@ -40,7 +40,7 @@ def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[threading.Even
     Raises:
         OSError: FUSE is not available, or this user may not mount.
     """
-    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     options = f"fd={fuse},rootmode={MODE:o},user_id=0,group_id=0"
     mount = ["mount", "-i", "-t", "fuse", "-o", options, "hung", str(path)]
     done = subprocess.run(mount, pass_fds=[fuse], capture_output=True, text=True, check=False)
@@ -68,7 +68,10 @@ def _serve(fuse: int, let_go: Callable[[], bool], ended: threading.Event, is_rea
                 _answer(fuse, waiting.pop(), -errno.EIO)
         if not readable:
             continue
-        request = os.read(fuse, 1 << 17)
+        try:
+            request = os.read(fuse, 1 << 17)
+        except BlockingIOError:  # its process was killed meanwhile
+            continue
         _, opcode, unique, *_ = REQUEST.unpack_from(request)
         if opcode == READ:
             waiting.append(unique)
