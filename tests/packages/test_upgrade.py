@@ -19,6 +19,7 @@ from agents import UNHEALTHY, Agent, run_command, short_tmp, wait_for_health
 from fake_nvml import FakeNvml, fake_nvml
 from golden.files import RELEASE
 from golden.release import DECLARATION
+from wire.serving import eventually
 
 pytestmark = pytest.mark.timeout(1200)
 __all__ = ["short_tmp"]
@@ -26,6 +27,8 @@ __all__ = ["short_tmp"]
 REPOSITORY = Path(__file__).parent.parent.parent
 RELEASE_0_1 = "22a9da6"
 """Last revision of release 0.1."""
+DECLARED = 8
+"""Number of devices in the declaration."""
 CONFIG = '[gpu]\nprobation = "1h"\n'
 
 
@@ -72,7 +75,7 @@ class Node:
 
     def run_agent(self, tree: Path, *unhealthy: str, act: Callable[[], object] = lambda: None) -> Facts:
         """Run the agent of a tree until the named GPUs are Unhealthy; return what it knows."""
-        runtime, state = self.places
+        _, state = self.places
         changes = self.history(tree) if (self.directory / "state" / "history.sqlite").exists() else []
         with Agent(
             self.directory,
@@ -86,7 +89,7 @@ class Node:
             with agent.kubelet() as kubelet:
                 for name in unhealthy:
                     wait_for_health(kubelet, name, UNHEALTHY)
-            report = self.ask(tree, "watch", "--once", *runtime)
+            report = self.complete_report(tree)
             assert agent.end() == 0, agent.log
             assert "set aside" not in agent.log
         devices = report["devices"]
@@ -99,6 +102,20 @@ class Node:
             declared={device["name"]: device["health"] for device in devices if device["driver"]},
             changes=changes,
         )
+
+    def complete_report(self, tree: Path) -> Any:
+        """Return a report of the running agent for which it has read all sources and declarations."""
+        runtime, _ = self.places
+        reports: list[Any] = []
+
+        def is_complete() -> bool:
+            reports[:] = [self.ask(tree, "watch", "--once", *runtime)]
+            declared = [device for device in reports[0]["devices"] if device["driver"]]
+            states = {source["state"] for source in reports[0]["sources"]}
+            return len(declared) == DECLARED and "starting" not in states
+
+        eventually(is_complete, lambda: f"{DECLARED} declared devices: {reports}")
+        return reports[0]
 
     def history(self, tree: Path) -> list[Any]:
         """Return the changes of verdicts of GPU 0, as the command of a tree shows them."""
@@ -118,7 +135,9 @@ def test_upgrade_and_downgrade_keep_faults_history_and_declarations(release: Pat
     node = Node(short_tmp)
 
     def declare_and_break() -> None:
-        (short_tmp / "run" / "devices.d" / DECLARATION).write_bytes((RELEASE / DECLARATION).read_bytes())
+        directory = short_tmp / "run" / "devices.d"
+        eventually(directory.is_dir, "the directory of declarations")
+        (directory / DECLARATION).write_bytes((RELEASE / DECLARATION).read_bytes())
         node.fake.send("gpu 0 xid 79")
 
     before = node.run_agent(release, "gpu-0", act=declare_and_break)
@@ -128,7 +147,7 @@ def test_upgrade_and_downgrade_keep_faults_history_and_declarations(release: Pat
 
     upgraded = node.run_agent(REPOSITORY, "gpu-0", "gpu-1", act=lambda: node.fake.send("gpu 1 xid 79"))
     assert upgraded.faults == {"gpu-0": ("gpu.xid.79",), "gpu-1": ("gpu.xid.79",)}
-    assert len(upgraded.declared) == 8
+    assert len(upgraded.declared) == DECLARED
     assert upgraded.changes == written
 
     later = node.history(REPOSITORY)
