@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 from http_client import get
+from patience import PATIENCE_S
 from reserved_ports import reserved_port
 from wire.serving import eventually
 
@@ -100,15 +101,15 @@ class Prometheus:
         found = answer["data"]["result"]
         return found if answer["data"]["resultType"] == "vector" else [{"metric": {}, "value": found}]
 
-    def wait_for(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of a query once it has a series."""
+    def wait_for(self, expression: str, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+        """Return the result of a query once it has a series; fail at the timeout [s]."""
         found: list[dict[str, Any]] = []
 
         def is_found() -> bool:
             found[:] = self.query(expression)
             return bool(found)
 
-        eventually(is_found, expression)
+        eventually(is_found, expression, timeout_s)
         return found
 
     def get(self, path: str) -> Any:

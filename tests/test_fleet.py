@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import pytest
 from http_agents import FakeAgent
+from patience import PATIENCE_S
 from prometheus import Prometheus
 from test_prometheus_rules import promtool_test
+from wire.serving import eventually
 
 from agent.cli.fleet.command import fleet_document
 from agent.cli.fleet.fleet_state import (
@@ -38,6 +40,8 @@ from agent.version import VERSION
 
 ABSENT: Final = Missing(Absence.ABSENT)
 NODES: Final = 200
+SCRAPED_S: Final = 3 * PATIENCE_S
+"""Longest wait until each node was scraped in time [s]; 200 answers are much for a busy machine."""
 GPUS: Final = 8
 DRIVER: Final = "gpu.example.com"
 BEGIN_S: Final = 1_700_000_000
@@ -149,8 +153,8 @@ class Exporter:
             for path, node in self.nodes.items()
         )
         return {
-            "scrape_interval": "10s",
-            "scrape_timeout": "10s",  # a busy machine is no silent node
+            "scrape_interval": "20s",
+            "scrape_timeout": "20s",  # a busy machine is no silent node
             "static_configs": [{"targets": [address], "labels": label} for label in labels],
         }
 
@@ -164,11 +168,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             directory = tmp_path_factory.mktemp("prometheus")
             with Prometheus(directory, (), scrape=exporter.scrape_config()) as server:
-                server.wait_for(f"count(drahealth_build_info) == {NODES}")
+                server.wait_for(f"count(drahealth_build_info) == {NODES}", SCRAPED_S)
                 exporter.nodes[f"/{FLAPPING[0]}"].flap(FLAPS + 1)
-                server.wait_for(f"drahealth_device_losses_total == {FLAPS + 1}")
+                server.wait_for(f"drahealth_device_losses_total == {FLAPS + 1}", SCRAPED_S)
                 del exporter.nodes["/node-199"]
-                server.wait_for(f"count(drahealth_build_info) == {NODES - 1}")
+                server.wait_for(f"count(drahealth_build_info) == {NODES - 1}", SCRAPED_S)
                 yield "http://{}:{}".format(*server.address)
         finally:
             exporter.server.shutdown()
@@ -180,10 +184,22 @@ def fleet(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def whole_fleet(capsys: pytest.CaptureFixture[str], url: str, *arguments: str, nodes: int = NODES - 1) -> Any:
+    """Return the document once its nodes were scraped: a late answer is that of a silent node for a while."""
+    documents: list[Any] = []
+
+    def is_whole() -> bool:
+        documents[:] = [fleet(capsys, "--prometheus", url, *arguments)]
+        return bool(documents[0]["nodes"] == nodes)
+
+    eventually(is_whole, lambda: f"{nodes} nodes: {documents}", SCRAPED_S)
+    return documents[0]
+
+
 def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = fleet(capsys, "--prometheus", url)
+    document = whole_fleet(capsys, url)
     found = [(device["node"], device["device"], device["state"]) for device in document["sick"]]
     assert found == [
         ("node-042", "gpu-0", "unhealthy"),
@@ -204,7 +220,7 @@ def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
 def test_flapping_devices_rules_and_versions_are_counted(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = fleet(capsys, "--prometheus", url)
+    document = whole_fleet(capsys, url)
     (flapping,) = document["flapping"]
     assert (flapping["node"], flapping["device"]) == FLAPPING
     assert flapping["timesLost"] >= FLAPS
@@ -228,7 +244,7 @@ def test_flapping_devices_rules_and_versions_are_counted(
 def test_groups_have_their_sick_devices(
     url: str, capsys: pytest.CaptureFixture[str], by: str, names: list[str]
 ) -> None:
-    groups = fleet(capsys, "--prometheus", url, "--by", by)["groups"]
+    groups = whole_fleet(capsys, url, "--by", by)["groups"]
     assert [group[by] for group in groups] == names
     counts = {"unhealthy": 1, "unknown": 1, "degraded": 0}
     if by == "driver":
@@ -238,14 +254,15 @@ def test_groups_have_their_sick_devices(
 
 
 def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    other = fleet(capsys, "--prometheus", url, "--select", 'cluster="b"')
+    other = whole_fleet(capsys, url, "--select", 'cluster="b"', nodes=0)
     assert (other["nodes"], other["sick"], other["rules"], other["versions"]) == (0, [], [], [])
-    only = fleet(capsys, "--prometheus", url, "--select", 'cluster="a",instance=~"node-04."')
+    only = whole_fleet(capsys, url, "--select", 'cluster="a",instance=~"node-04."', nodes=10)
     assert {sick["node"] for sick in only["sick"]} == {"node-042"}
     assert only["nodes"] == 10
 
 
 def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole_fleet(capsys, url)
     assert main(["fleet", "--prometheus", url]) == 0
     out = capsys.readouterr().out
     assert out.startswith("199 nodes, 3 not healthy, 1 without a report; 1,592 devices: 2 unhealthy, ")
