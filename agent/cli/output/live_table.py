@@ -193,10 +193,12 @@ class LiveTable(ReportPrinter):
             whole = head + self._table(style, worst_first=True)
             # the next key upward moves at once
             most = whole.count("\n") + 2 - (style.height - min(len(log), style.height // 2))
-            self._first_line = min(self._first_line, max(0, most))
         else:
-            self._first_line = 0
-        return screen_update(whole, style.height, log, self._first_line)
+            most = 0
+        with self._changed:  # the thread of the keys changes it, too
+            self._first_line = min(self._first_line, max(0, most))
+            first = self._first_line
+        return screen_update(whole, style.height, log, first)
 
     def _table(self, style: TextStyle, *, worst_first: bool = False) -> str:
         report = self._report
