@@ -29,6 +29,7 @@ from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import BadConfigError, DriverError, TransientError
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
+from agent.serve.dra_plugin import service
 from agent.serve.dra_plugin.prepared_devices import (
     CLAIMS_LIMIT,
     PreparedDevice,
@@ -216,6 +217,22 @@ def test_unfinished_claim_has_deadline_error_and_next_call_joins_it(
     release.set_result(None)
     assert [device.device_name for device in second_call.result().claims["uid-slow"].devices] == ["slow"]
     assert driver_instance.claims.calls.count(("prepare", "slow")) == 1
+
+
+@pytest.mark.parametrize(("timeout_s", "most_s"), [(None, service.KUBELET_S), (2000.0, 2000.0)])
+def test_claims_of_a_call_have_its_deadline_or_the_kubelets(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, most_s: float
+) -> None:
+    found_s: list[float] = []
+
+    def budget_s(stream: object) -> float:
+        found_s.append(original(stream))
+        return found_s[-1]
+
+    original = service._budget_s
+    monkeypatch.setattr(service, "_budget_s", budget_s)
+    assert kubelet.prepare(claim("a"), timeout_s=timeout_s)["uid-a"].error == ""
+    assert most_s - service.MARGIN_S - PATIENCE_S < found_s[0] <= most_s - service.MARGIN_S
 
 
 def test_cancelled_call_does_not_end_the_run(driver_instance: DriverInstance, kubelet: Kubelet) -> None:

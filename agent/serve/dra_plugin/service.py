@@ -406,5 +406,7 @@ def _encode_devices(module: ModuleType, devices: Sequence[PreparedDevice]) -> by
 
 
 def _budget_s(stream: "grpclib.server.Stream[Any, Any]") -> float:
-    left_s = KUBELET_S if stream.deadline is None else stream.deadline.time_remaining()
+    request = stream._stream
+    assert isinstance(request, HardenedStream)
+    left_s = KUBELET_S if request.deadline is None else request.deadline.time_remaining()
     return left_s - min(MARGIN_S, left_s / 2)

@@ -39,6 +39,7 @@ from grpclib import protocol, server
 from grpclib.const import Status
 from grpclib.encoding.base import GRPC_CONTENT_TYPE
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.metadata import Deadline
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, H2Connection
@@ -296,6 +297,8 @@ class HardenedStream(protocol.Stream):
     """Messages of the server that wait for clients to read; None: a client's stream."""
     uid = -1
     """User id of the client's process; -1: not known, or a client's stream."""
+    deadline: Deadline | None = None
+    """Time at which the server ends the request; None: the client has set none, or is this process."""
     _held = 0
     _receive_timer: asyncio.TimerHandle | None = None
 

@@ -14,7 +14,7 @@ from grpclib import protocol, server
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.metadata import decode_timeout
+from grpclib.metadata import Deadline, decode_timeout
 from h2.errors import ErrorCodes
 
 from agent.serve.grpc.codec import Codec
@@ -207,9 +207,11 @@ class _ConnectionHandler(server.Handler):
         if not all(map(_TIMEOUT.fullmatch, timeouts)):
             kept_headers.append((_TIMEOUT_HEADER, ""))  # grpclib refuses the request
         elif timeouts:
-            # grpclib answers UNKNOWN if the deadline is over before it handles the request
-            deadline_s = min(map(decode_timeout, timeouts))
-            timer = asyncio.get_running_loop().call_later(deadline_s, _end_late_request, stream)
+            # not by grpclib, which answers UNKNOWN if the deadline is over before it handles the request
+            assert isinstance(stream, HardenedStream)
+            timeout_s = min(map(decode_timeout, timeouts))
+            stream.deadline = Deadline.from_timeout(timeout_s)
+            timer = asyncio.get_running_loop().call_later(timeout_s, _end_late_request, stream)
         super().accept(stream, kept_headers, lambda: None)  # _release() handles the end
         self._open[stream] = None
         # A task that is cancelled before it begins runs no code, so grpclib would not release its stream.
