@@ -173,9 +173,8 @@ def test_limit_of_recorded_devices_does_not_fail_the_driver(
 
     monkeypatch.setattr(grpc_clients, "DEVICES_LIMIT", 4)
     with Driver(short_tmp) as driver:
-        found = repeated_run(
-            stopped_verdicts, lambda found: found == {"not run"}
-        )  # each stream has two lists
+        # "not run" once each stream has two lists
+        found = repeated_run(stopped_verdicts, lambda found: found == {"not run"})
     assert found == {"not run"}
 
 

@@ -301,6 +301,7 @@ class HardenedStream(protocol.Stream):
     """Time at which the server ends the request; None: the client has set none, or is this process."""
     _held = 0
     _receive_timer: asyncio.TimerHandle | None = None
+    _deadline_timer: asyncio.TimerHandle | None = None
 
     _at_prefix = True
     """True: grpclib reads the 5-byte prefix of a gRPC message next. False: it reads the body."""
@@ -317,8 +318,8 @@ class HardenedStream(protocol.Stream):
                 DEADLINE_EXCEEDED if a request's message does not arrive within :data:`RECEIVE_S`.
         """
         if self.memory is not None and self._receive_timer is None:
-            loop = asyncio.get_running_loop()
-            self._receive_timer = loop.call_later(RECEIVE_S, self._end_unreceived)
+            text = f"the message of the request has not arrived within {RECEIVE_S:g} s; send it at once"
+            self._receive_timer = asyncio.get_running_loop().call_later(RECEIVE_S, self._end_late, text)
         if not self._at_prefix:
             self._reserve_memory(size)
         try:
@@ -339,10 +340,18 @@ class HardenedStream(protocol.Stream):
             self._receive_timer.cancel()
         return data
 
-    def _end_unreceived(self) -> None:
-        """End a server's request whose message has not arrived in time."""
+    def set_deadline(self, timeout_s: float) -> None:
+        """End a server's request with DEADLINE_EXCEEDED after a time [s], unless it has ended before.
+
+        grpclib answers UNKNOWN, and logs a traceback, if the time is over before it handles the request.
+        """
+        self.deadline = Deadline.from_timeout(timeout_s)
+        loop = asyncio.get_running_loop()
+        self._deadline_timer = loop.call_later(timeout_s, self._end_late, "deadline exceeded")
+
+    def _end_late(self, text: str) -> None:
+        """End a server's request that has exceeded a limit of time."""
         if self.wrapper is not None:
-            text = f"the message of the request has not arrived within {RECEIVE_S:g} s; send it at once"
             self.wrapper.cancel(GRPCError(Status.DEADLINE_EXCEEDED, text))
 
     def _reserve_memory(self, size: int) -> None:
@@ -368,8 +377,9 @@ class HardenedStream(protocol.Stream):
 
     def release(self) -> None:
         """End the limits of an ended request: of its time, and of the size of the server's open requests."""
-        if self._receive_timer is not None:
-            self._receive_timer.cancel()
+        for timer in (self._receive_timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
         if self.memory is not None:
             self.memory.release(self.uid, self._held)
             self._held = 0

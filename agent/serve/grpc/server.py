@@ -14,7 +14,7 @@ from grpclib import protocol, server
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.metadata import Deadline, decode_timeout
+from grpclib.metadata import decode_timeout
 from h2.errors import ErrorCodes
 
 from agent.serve.grpc.codec import Codec
@@ -203,19 +203,15 @@ class _ConnectionHandler(server.Handler):
             return
         timeouts = [value for name, value in headers if name == _TIMEOUT_HEADER]
         kept_headers = [(name, value) for name, value in headers if name in _REQUEST_HEADERS]
-        timer: asyncio.TimerHandle | None = None
         if not all(map(_TIMEOUT.fullmatch, timeouts)):
             kept_headers.append((_TIMEOUT_HEADER, ""))  # grpclib refuses the request
         elif timeouts:
-            # not by grpclib, which answers UNKNOWN if the deadline is over before it handles the request
             assert isinstance(stream, HardenedStream)
-            timeout_s = min(map(decode_timeout, timeouts))
-            stream.deadline = Deadline.from_timeout(timeout_s)
-            timer = asyncio.get_running_loop().call_later(timeout_s, _end_late_request, stream)
+            stream.set_deadline(min(map(decode_timeout, timeouts)))
         super().accept(stream, kept_headers, lambda: None)  # _release() handles the end
         self._open[stream] = None
         # A task that is cancelled before it begins runs no code, so grpclib would not release its stream.
-        self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream, timer))
+        self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
 
     def cancel(self, stream: protocol.Stream) -> None:
         """End a request that its client has reset, unless it has already ended."""
@@ -223,15 +219,9 @@ class _ConnectionHandler(server.Handler):
             super().cancel(stream)
 
     def _release(
-        self,
-        stream: protocol.Stream,
-        release_stream: Callable[[], None],
-        timer: asyncio.TimerHandle | None,
-        task: "asyncio.Task[None]",
+        self, stream: protocol.Stream, release_stream: Callable[[], None], task: "asyncio.Task[None]"
     ) -> None:
         """Stop counting a request that has ended, and reset its stream if the request got no answer."""
-        if timer is not None:
-            timer.cancel()
         assert isinstance(stream, HardenedStream)
         self._open.pop(stream, None)
         # grpclib keeps ended tasks until the connection's tenth request
@@ -258,12 +248,6 @@ class _ConnectionHandler(server.Handler):
             else:  # not started
                 task.cancel()
         return [task for task in self._tasks.values() if not task.done()]
-
-
-def _end_late_request(stream: protocol.Stream) -> None:
-    """End a request whose deadline is over."""
-    if stream.wrapper is not None:
-        stream.wrapper.cancel(GRPCError(Status.DEADLINE_EXCEEDED, "deadline exceeded"))
 
 
 def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
