@@ -6,7 +6,7 @@ import pytest
 from gpu_samples import H100
 from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
-from agent.model.gpu import GpuEvent, NvmlReturnCode
+from agent.model.gpu import WHOLE_GPU, GpuEvent, NvmlReturnCode, XidCount
 from agent.model.health import Blame, Health, Severity
 from agent.model.reading import SourceState
 from agent.model.time import NS
@@ -85,6 +85,36 @@ def test_action_read_before_fault_does_not_resolve_it() -> None:
     node.return_from_hang(0)
     node.rest(2)
     assert all(fault.resolved for fault in node.state.gpus.fault_log.faults.values())
+
+
+@pytest.mark.parametrize("reporter", ["nvml", "log"])
+def test_fault_that_ended_before_its_first_evaluation_is_reported(reporter: str) -> None:
+    node = GpuNode()
+    node.nvml_xid(0, 48) if reporter == "nvml" else node.log_xid(0, 48)
+    for _ in range(30):  # the agent gets no CPU time for its evaluations
+        node.read()
+    assert node.cause("gpu.xid.48").severity is Severity.UNHEALTHY
+    assert 60 <= seconds_until_healthy(node) <= 60 + 5
+
+
+def test_fault_that_recurred_and_ended_between_evaluations_is_reported() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    seconds_until_healthy(node)
+    node.xid(0, 48)
+    for _ in range(30):
+        node.read()
+    assert node.cause("gpu.xid.48").severity is Severity.UNHEALTHY
+    assert 60 <= seconds_until_healthy(node) <= 60 + 5
+
+
+def test_late_event_of_resolved_fault_does_not_report_it_again() -> None:
+    node = GpuNode()
+    node.log_xid(0, 48)
+    occurred_ns = node.now_ns
+    seconds_until_healthy(node)
+    node.change(0, xids=(XidCount(48, WHOLE_GPU, WHOLE_GPU, 1, occurred_ns, occurred_ns),))
+    assert node.health() is Health.HEALTHY
 
 
 # --- probation ----------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ def _fault_ends(
 ) -> Iterator[int]:
     """Yield the times at which a latched fault may end, or get another severity [ns]."""
     log = state.gpus.fault_log
-    _, due_ns = resolve_faults(log, decisions, state.gpus.recovery_signs, now)
+    _, due_ns = resolve_faults(log, decisions, state.gpus.recovery_signs, log.faults, now)
     if due_ns is not None:
         yield due_ns
     for key, fault in log.faults.items():

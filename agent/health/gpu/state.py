@@ -110,7 +110,7 @@ def evaluate_gpus(
             reloaded_at = previous.reloaded_at
     generation = snapshot.gpus.generation
     signs = update_recovery_signs(previous.recovery_signs, rule_state, generation, now, reloaded_at)
-    log, resolve_ns = resolve_faults(log, decisions, signs, now)
+    log, resolve_ns = resolve_faults(log, decisions, signs, previous.fault_log.faults, now)
     decisions = {key: found for key, found in decisions.items() if not log.faults[key].resolved}
     due = [at for at in (resolve_ns, next_wait_end_ns(log)) if at is not None]
     cleared = recent_clears(previous.cleared, now)

@@ -207,13 +207,18 @@ def resolve_faults(
     log: FaultLog,
     decisions: Mapping[FaultKey, FaultDecision],
     signs: Mapping[int, RecoverySigns],
+    before: Mapping[FaultKey, Fault],
     now: Instant,
 ) -> tuple[FaultLog, int | None]:
     """Mark latched faults that have ended as resolved, and drop old resolved faults of severity INFO.
 
+    A fault that occurred since the last evaluation is not resolved yet, even if it has ended: it is reported
+    once, and its probation time follows.
+
     Args:
         decisions: Severity and cure (the event that ends the fault) of each fault. A fault without a decision
             is not resolved.
+        before: Faults after the last evaluation.
 
     Returns:
         The fault log, and the monotonic time at which the next fault may end [ns]; None: no such time.
@@ -232,12 +237,23 @@ def resolve_faults(
             _resolution_times(key, fault, decision, signs.get(key.gpu_number, RecoverySigns()), now),
             default=None,
         )
+        if ends_ns is not None and _is_first_seen(fault, before.get(key)):
+            ends_ns = max(ends_ns, now.mono_ns + NS)
         if ends_ns is None or ends_ns > now.mono_ns:
             faults[key] = fault
             due += [ends_ns] if ends_ns is not None else []
         else:
             faults[key] = replace(fault, resolved=now, last_decision=decision)
     return replace(log, faults=faults), min(due, default=None)
+
+
+def _is_first_seen(fault: Fault, before: Fault | None) -> bool:
+    """Return whether the last evaluation did not know a fault, and the agent ran when the fault occurred.
+
+    A late report of a fault that was resolved in between is not the first.
+    """
+    is_known = before is not None and not (before.resolved and fault.last.mono_ns > before.resolved.mono_ns)
+    return not (is_known or fault.before_start)
 
 
 def _is_old_info(fault: Fault, now: Instant) -> bool:
