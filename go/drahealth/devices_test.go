@@ -368,6 +368,34 @@ func TestDevicesWithoutAgentArePublishedOnceWithoutTaints(t *testing.T) {
 	})
 }
 
+func TestTaintsOfABusyAgentAreAwaited(t *testing.T) {
+	for pause, tainted := range map[time.Duration]bool{20 * second: true, time.Minute: false} {
+		withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+			a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+				time.Sleep(pause)
+				_ = stream.Send(&pb.DeviceTaints{})
+				<-stream.Context().Done()
+				return nil
+			}
+			a.start()
+			var published journal[Taints]
+			go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
+				published.add(taints)
+				return nil
+			})
+			time.Sleep(busyTaints - 1)
+			if got := len(published.entries()) == 1; got != tainted {
+				t.Errorf("answer after %s: published within %s: %t", pause, busyTaints, got)
+			}
+			time.Sleep(time.Hour)
+			first := published.entries()[0]
+			if (first != nil) != tainted {
+				t.Errorf("answer after %s: first published: %v", pause, first)
+			}
+		})
+	}
+}
+
 func TestTaintsStayWhileTheAgentIsAbsent(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {

@@ -6,6 +6,7 @@ package drahealth
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -17,9 +18,11 @@ import (
 )
 
 const (
-	// firstTaints is how long devices wait for their first taints. ResourceSlices from before a restart of
-	// the driver may have taints, which publishing without taints would remove.
+	// firstTaints is how long devices wait for their first taints if no agent can be reached, and
+	// busyTaints if an agent is asked and does not answer, as on a node that starts. ResourceSlices from
+	// before a restart of the driver may have taints, which publishing without taints would remove.
 	firstTaints = 5 * time.Second
+	busyTaints  = 30 * time.Second
 	// publishMin and publishMax limit the pause before taints that could not be published are published
 	// again.
 	publishMin = time.Second
@@ -61,9 +64,9 @@ func (t Taints) Without(effect resourceapi.DeviceTaintEffect) Taints {
 // it returns at once, and the taint before the error is best effort. After an
 // error publish is called again, with pauses of 1 s to 30 s, and OnError gets the first of these errors.
 // While publish runs, newer taints replace older ones that wait. While the agent is absent publish is not
-// called, so that taints stay. Only if there are no taints within 5 s of the start, publish is called
-// without any, so that the driver's devices can be allocated without an agent. WatchTaints blocks until ctx
-// is done.
+// called, so that taints stay. Only if there are no taints within 5 s of the start, or within 30 s if an
+// agent is reached that does not answer, publish is called without any, so that the driver's devices can be
+// allocated without an agent. WatchTaints blocks until ctx is done.
 func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, Taints) error) {
 	var reader sync.WaitGroup
 	defer reader.Wait()
@@ -72,10 +75,11 @@ func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	newest := make(chan Taints, 1)
-	reader.Go(func() { c.readTaints(ctx, newest) })
+	var asked atomic.Bool
+	reader.Go(func() { c.readTaints(ctx, newest, &asked) })
 	var taints Taints
 	var again <-chan time.Time // nil: the taints are published
-	late := time.After(firstTaints)
+	began, late := time.Now(), time.After(firstTaints)
 	pause := publishMin
 	for {
 		select {
@@ -84,6 +88,10 @@ func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, 
 		case taints = <-newest:
 			late = nil
 		case <-late:
+			if asked.Load() && time.Since(began) < busyTaints {
+				late = time.After(time.Second)
+				continue
+			}
 		case <-again:
 		}
 		err := publish(ctx, taints)
@@ -101,12 +109,15 @@ func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, 
 	}
 }
 
-// readTaints reads the agent's taint stream, and opens it again when it ends, until ctx is done.
-func (c *Client) readTaints(ctx context.Context, newest chan Taints) {
+// readTaints reads the agent's taint stream, and opens it again when it ends, until ctx is done. asked is true
+// while a stream is opened or open.
+func (c *Client) readTaints(ctx context.Context, newest chan Taints, asked *atomic.Bool) {
 	complained := false
 	for pause := retryMin; ; pause = min(2*pause, declareMax) {
 		began := time.Now()
+		asked.Store(true)
 		err := c.readTaintStream(ctx, newest)
+		asked.Store(false)
 		switch code := status.Code(err); {
 		case time.Since(began) > steady:
 			pause = retryMin
