@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from gpu_samples import ALL_UP
+from paper import PaperNode, codes, device_of, pool_sample
 from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
+from agent.engine.step import step
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
 from agent.model.declared_devices import DeclaredFile, DeclaredGpuDevice, DeclaredOtherDevice, DriverDevice
@@ -16,10 +18,12 @@ from agent.model.health import Health, Severity
 from agent.model.prepare import DriverFault
 from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.report import Report
+from agent.model.settings import EngineSettings, RuleOverride
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 
 DRIVER = "gpu.example.com"
+POOL_SHRUNK = "mem.hugepages.pool_shrunk"
 ROOT = Operator(0, 4711, 1000)
 FATAL_SXID = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 11004, Fatal, something without a port"
 CLAIM = ClaimRef("team-a", "train-0", "u-1")
@@ -220,6 +224,20 @@ def test_clear_of_reading_in_probation_ends_probation() -> None:
     (code,) = node.open_codes()
     assert cleared_faults(node.clear("gpu-0")) == [("gpu-0", code)]
     assert node.health() is Health.HEALTHY
+
+
+@pytest.mark.parametrize("code", ["", POOL_SHRUNK])
+def test_clear_of_host_reading_in_probation_ends_probation(code: str) -> None:
+    node = PaperNode(EngineSettings("node-a", rules=(RuleOverride(POOL_SHRUNK, probation_s=3600),)))
+    for pages in (10, 8, 10):
+        node.pool(pool_sample(pages))
+        report = node.next(60)
+    pool = device_of(report, "hugepages-2mi-node0")
+    assert (pool.health, codes(pool)) == (Health.UNHEALTHY, [POOL_SHRUNK])
+    snapshot = replace(node.snapshot(), clear_requests=(ClearRequest(1, pool.device, code, ROOT),))
+    _, report = step(node.state, snapshot, node.now)
+    assert cleared_faults(report.clear_results[0]) == [(pool.device, POOL_SHRUNK)]
+    assert device_of(report, pool.device).health is Health.HEALTHY
 
 
 def test_clear_of_shared_fault_clears_it_for_all_gpus() -> None:

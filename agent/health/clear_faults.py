@@ -251,6 +251,15 @@ def _find_remembered(
         and code in ("", open_fault.fault.code)
         and not open_fault.cleared
     ]
+    found.conditions = [
+        (name, known_code)
+        for (name, known_code), condition in conditions.items()
+        if name == target.name
+        and code in ("", known_code)
+        and condition.phase is ConditionPhase.PROBATION
+        and not is_latched_fault_code(known_code)
+        and (name, known_code) not in outcome.dropped
+    ]
     host, gpus = target.host_device, outcome.gpus
     if host is None:
         return found
@@ -270,15 +279,6 @@ def _find_remembered(
                 found.latched[key] = raised
         elif is_open or raised:
             found.latched[key] = affected
-    found.conditions = [
-        (name, known_code)
-        for (name, known_code), condition in conditions.items()
-        if name == host.name
-        and code in ("", known_code)
-        and condition.phase is ConditionPhase.PROBATION
-        and not is_latched_fault_code(known_code)
-        and (name, known_code) not in outcome.dropped
-    ]
     return found
 
 
