@@ -287,8 +287,8 @@ RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some o
 OTHERS_MAX: Final = 0.2
 """Largest use of the CPUs by other programs during a measured ratio that may miss its budget [CPUs]."""
 COUNT_TRIES: Final = 4
-"""Attempts per count of the system calls of several threads: on a busy machine one wait can become two, or a
-lock can be contended. What the agent's code adds is in each count."""
+"""Attempts per count of the system calls or wakeups of several threads: on a busy machine one wait can become
+two, or a lock can be contended. What the agent's code adds is in each count."""
 ROUNDS: Final = 60
 LIMIT_S: Final = 2.5
 WORKLOADS_BY_NAME: Final = {workload.name: workload for workload in WORKLOADS}
@@ -598,7 +598,7 @@ KINDS: Final[Mapping[str, GuardKind]] = {
         (*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls, COUNT_TRIES
     ),
     "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions),
-    "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups),
+    "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups, COUNT_TRIES),
     "modules": GuardKind((), tuple(idle_counts.START_IMPORTS), _check_modules),
     "opcodes": GuardKind((), tuple(OPCODE_COUNTERS), _check_opcodes),
     "heartbeat_waits": GuardKind(

@@ -57,7 +57,8 @@ GROUPS: Final = 10
 PERIOD_NS: Final = NS // 100
 PASSES: Final = 600
 """Number of passes of the C core in one minute at 10 Hz."""
-STALL_S: Final = 10.0
+STALL_S: Final = 60.0
+"""Time without a pass after which the sampler counts as stalled [s]; a busy machine may stop all for 15 s."""
 EVALUATIONS: Final = 100
 COUNTS: Final = 5
 TICK_S: Final = 0.02
