@@ -8,10 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 from agents import HEALTHY, UNHEALTHY, UNKNOWN, short_tmp, stream_end
-from embedding import DRIVER, DriverServer, until
+from embedding import DriverServer, until
 from patience import PATIENCE_S
 from test_embed_monitor import BAD, BrokenClock, fault, hardware, monitor_of, sysfs, wait_until_failed
 from wire.google import Watcher, names, watch_health
+from wire.raw import RawClient
 from wire.serving import eventually
 
 from agent.embed.devices import Device
@@ -187,9 +188,12 @@ def test_failed_device_is_on_the_stream_before_the_prepare_ends(
 
 
 def test_unread_stream_delays_nothing(monitor: Monitor, driver_server: DriverServer) -> None:
-    for _ in range(3):
-        with watch_health(driver_server.path) as kubelet:
-            assert names(kubelet.next()) == ["d-0"]
-    assert monitor.driver == DRIVER
-    monitor.report_faults([fault("d-0")])
-    assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
+    with (
+        RawClient(driver_server.path, window=0) as unread,
+        watch_health(driver_server.path) as kubelet,
+    ):
+        unread.call()
+        unread.next_headers()
+        monitor.report_faults([fault("d-0")])
+        assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
+        wait_for_health(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")

@@ -1,6 +1,7 @@
 """Pods and the agent as a process: affected pods in the log, and audit findings in device health. Real
 cgroups."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from cgroup_audit_pods import UID
 from explain_node import Node as Kubelet
 from kubelet_files import claim, device
 from machine import Kubepods, kubepods_tree
+from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, message_class
 from wire.serving import eventually
 
@@ -77,14 +79,37 @@ def tree() -> Iterator[Kubepods]:
 
 
 @pytest.fixture
-def kubelet(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kubelet]:
+def answers() -> threading.Event:
+    """Return the event without which the kubelet's pods API does not answer."""
+    made = threading.Event()
+    made.set()
+    return made
+
+
+@pytest.fixture
+def asked() -> threading.Event:
+    """Return the event that each call of the kubelet's pods API sets."""
+    return threading.Event()
+
+
+@pytest.fixture
+def kubelet(
+    short_tmp: Path, capsys: pytest.CaptureFixture[str], answers: threading.Event, asked: threading.Event
+) -> Iterator[Kubelet]:
     """Write the state of a kubelet that prepared the device for the pod."""
     made = Kubelet(short_tmp, capsys)
     given = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
     made.write_checkpoint(claim("c-1", name="pages", namespace="ml", pods=[UID], drivers=given))
     answer = message_class("v1alpha1", "ListPodsResponse")(pods=[its_pod()])
-    with ListingApi(made.kubelet / pods_api.SOCKET, pods_api.LIST, lambda: answer):
+
+    def list_pods() -> Any:
+        asked.set()
+        answers.wait()
+        return answer
+
+    with ListingApi(made.kubelet / pods_api.SOCKET, pods_api.LIST, list_pods):
         yield made
+        answers.set()
 
 
 @pytest.fixture
@@ -102,14 +127,17 @@ def agent(kubelet: Kubelet, tree: Kubepods, short_tmp: Path) -> Iterator[Any]:
 
 
 def nth_line(agent: Any, text: str, number: int) -> str:
-    """Wait until so many lines of the log have a text; return the last of them."""
+    """Wait until so many lines of the log have a text; return the last of them.
+
+    A source that a busy machine stalls makes the device Unknown, and it may be Healthy again once more.
+    """
 
     def found_lines() -> list[str]:
         return [line for line in agent.log.splitlines(keepends=True) if text in line and line.endswith("\n")]
 
     eventually(lambda: len(found_lines()) >= number, f"{number} lines with {text!r}")
     lines = found_lines()
-    assert len(lines) == number
+    assert len(lines) <= number + agent.log.count("is Unknown (source.stalled)")
     return lines[-1].rstrip()
 
 
@@ -152,7 +180,12 @@ def test_audit_finding_appears_in_device_health_and_clears(agent: Any, tree: Kub
         )
 
 
-def test_agent_stops_in_time_while_kubelet_does_not_answer(agent: Any) -> None:
+def test_agent_stops_in_time_while_kubelet_does_not_answer(
+    agent: Any, answers: threading.Event, asked: threading.Event
+) -> None:
     with agent.kubelet() as listener:
         wait_for_health(listener, PAGES, HEALTHY)
+    answers.clear()
+    asked.clear()
+    assert asked.wait(PATIENCE_S), "the agent calls the kubelet again"
     assert agent.end() == 0
