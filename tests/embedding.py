@@ -36,6 +36,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"agent.driver.prepare_failure_tracker.{name}", PATIENCE_S)
     monkeypatch.setattr("agent.driver.ledger_writer.MAX_DISK_WAIT_S", PATIENCE_S)
     monkeypatch.setattr("agent.system.threads.worker_threads.SHUTDOWN_S", PATIENCE_S)
+    # above the deadline of a call: a retry that must end early does not end by itself
+    monkeypatch.setattr("agent.prepare.step_runners.RETRY_WINDOW_S", 2 * PATIENCE_S)
 
 
 class BrokenLogHandler(logging.Handler):

@@ -99,8 +99,8 @@ class Runner:
             )
 
         def is_expected(run: subprocess.CompletedProcess[str]) -> bool:
-            """Return False for a warning of conform, as of answers that a busy machine delays."""
-            return run.returncode in codes or run.returncode != 1 or "drahealth conform" not in script
+            """Return False for another result of conform, as of answers that a busy machine delays."""
+            return run.returncode in codes or "drahealth conform" not in script
 
         done = repeated_run(run_once, is_expected)
         assert done.returncode in codes, f"{script}: {done.returncode}\n{done.stdout}\n{done.stderr}"

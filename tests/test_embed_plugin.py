@@ -577,7 +577,7 @@ def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Ku
         "bad": error_raiser(BadConfigError("no such mode")),
         "busy": error_raiser(TransientError("is busy", code="cpu.overlap")),
     }
-    answers = kubelet.prepare(claim("busy"), claim("good"), claim("bad"), timeout_s=20)
+    answers = kubelet.prepare(claim("busy"), claim("good"), claim("bad"))
     assert answers["uid-good"].error == ""
     assert "class=transient code=cpu.overlap" in answers["uid-busy"].error, "not the end of the call's time"
     assert "ns/bad (bad-config config.invalid)" in answers["uid-busy"].error
@@ -586,7 +586,7 @@ def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Ku
 
 def test_invalid_claim_of_a_call_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
     driver.behaviour["busy"] = error_raiser(TransientError("is busy", code="cpu.overlap"))
-    answers = kubelet.prepare(claim("busy"), ClaimRef("ns", "", "uid-nameless"), timeout_s=20)
+    answers = kubelet.prepare(claim("busy"), ClaimRef("ns", "", "uid-nameless"))
     assert "code=cpu.overlap" in answers["uid-busy"].error
     assert "name: is empty" in answers["uid-nameless"].error
 
@@ -601,7 +601,7 @@ def test_failure_in_a_fetch_ends_with_the_other_claims(
 
     driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
     with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
-        answers = kubelet.prepare(claim("unread"), claim("bad"), timeout_s=20)
+        answers = kubelet.prepare(claim("unread"), claim("bad"))
     assert "code=api.429" in answers["uid-unread"].error
 
 

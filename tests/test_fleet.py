@@ -14,6 +14,7 @@ import pytest
 from http_agents import FakeAgent
 from patience import PATIENCE_S
 from prometheus import Prometheus
+from reserved_ports import reserved_port
 from test_prometheus_rules import promtool_test
 from wire.serving import eventually
 
@@ -432,9 +433,9 @@ def test_answer_of_no_prometheus_exits_with_69(
 
 
 def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) -> None:
-    with serve_answer(200, EMPTY) as address:
-        pass
-    assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
     assert (
         f"drahealth: Prometheus http://{address}: query not answered: Connection refused"
         in capsys.readouterr().err

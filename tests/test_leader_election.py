@@ -374,8 +374,9 @@ def test_newer_instance_resends_all_when_older_is_killed(
 
 
 def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
-    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent.serve.grpc.server.GRACE_S", PATIENCE_S / 2)  # the client may read late
     earlier = file_threads()
     with DriverInstance(kubelet_dir) as driver_instance:
         with Kubelet(driver_instance.paths.registration) as kubelet:

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import queue
 import resource
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 import trio
+from own_process import run_in_own_process
 from patience import PATIENCE_S
+from wire.serving import eventually
 
 from agent.system.threads import loop_thread
 from agent.system.threads.loop_thread import AsyncioThread, TrioThread
@@ -164,11 +166,19 @@ def test_start_raises_if_stopped_meanwhile() -> None:
             starting.result(PATIENCE_S)
 
 
-def test_out_of_descriptors_is_logged_once_and_recovers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """asyncio retries every second, and logs a hundred tracebacks each time."""
-    path = str(tmp_path / "a.sock")
+def test_out_of_descriptors_is_logged_once_and_recovers(tmp_path: Path) -> None:
+    run_in_own_process(use_up_descriptors, tmp_path / "a.sock")
+
+
+def use_up_descriptors(path: str) -> None:
+    """Connect to a server that lacks a descriptor, in a process without threads that free one.
+
+    asyncio retries every second, and logs a hundred tracebacks each time.
+    """
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
 
     async def main(ready: Callable[[], None]) -> None:
         def close_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -190,14 +200,13 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
                 while True:
                     held.append(os.dup(client.fileno()))
             client.connect(path)
-            while path not in caplog.text:
-                time.sleep(0.01)
+            eventually(lambda: any(path in message for message in messages), "the lack is logged")
         finally:
             for fd in held:
                 os.close(fd)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert client.recv(1) == b""
-    assert [record.getMessage() for record in caplog.records if path in record.getMessage()] == [
+    assert [message for message in messages if path in message] == [
         f"socket {path}: cannot accept connections: Too many open files; 1 attempts failed; will retry"
     ]
     assert thread.stop(PATIENCE_S)

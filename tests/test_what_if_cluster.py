@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from agents import run_command
 from own_process import run_in_own_process
 from patience import PATIENCE_S
 from record_nodes import gpu_day, host_day
+from reserved_ports import reserved_port
 from test_cli_e2e import AGENT
 from test_record import write_segment
 
@@ -259,9 +259,8 @@ def refusal(address: str, *, connect_s: float = PATIENCE_S, workers_s: float = P
 
 @needs_dask
 def test_unreachable_scheduler_is_named_after_a_bounded_wait() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    text = refusal(f"tcp://127.0.0.1:{port}", connect_s=0.5)
+    with reserved_port() as port:
+        text = refusal(f"tcp://127.0.0.1:{port}", connect_s=0.5)
     assert f"ProbeError: scheduler tcp://127.0.0.1:{port}: no connection: " in text
 
 

@@ -1,12 +1,14 @@
 """Drivers with faults in prepare and unprepare, and in their CDI files."""
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
+from patience import PATIENCE_S
 
 from conform import faults
 from conform.lists import ListedDevice
@@ -143,11 +145,22 @@ class KeepsClaimsByPod(PreparingDriver):
 
 @fails("prepare.two_calls")
 class BusyDuringPrepare(PreparingDriver):
+    """Driver that refuses a call during another one. The first of two calls at once waits for the second."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.whole_calls = 0
+        """Number of calls with both claims: the first, its repetition, and then two at once."""
+        self.refused = threading.Event()
+
     def prepare_claims(self, claims: Sequence[Asked]) -> Answers:
         if not self.claim_lock.acquire(blocking=False):
+            self.refused.set()
             return [(claim.uid, "is being prepared") for claim in claims]
         try:
-            self.ended.wait(0.5)
+            self.whole_calls += len(claims) == len(self.claims)
+            if self.whole_calls == 3:
+                self.refused.wait(PATIENCE_S / 2)  # below the session's limit of a call
             return list(super().prepare_claims(claims))
         finally:
             self.claim_lock.release()

@@ -26,6 +26,7 @@ from conform.running import (
     concurrent_runs,
     conform,
     conform_driver,
+    exit_code,
     repeated_run,
 )
 from conform.servers import Driver, Stream
@@ -40,8 +41,6 @@ THEMES: Final = (
     registration_faults,
     prepare_faults,
 )  # importing them fills the table
-EXITS: Final = {"fail": 2, "warn": 1, "not run": 3}
-"""Exit code by result, the decisive result first."""
 GOOD: Final = {
     "good": Fault(Driver, {}, ("--refuse",), for_s=5),
     "good, with claims": Fault(PreparingDriver, {}, CLAIMS, for_s=5),
@@ -74,12 +73,6 @@ def test_good_driver_passes_all_checks(runs: Runs, name: str) -> None:
     assert {code for code, result in run.results.items() if result == "not run"} <= TIMED
     assert run.errors == ""
     assert run.code == exit_code(run)
-
-
-def exit_code(run: ConformRun) -> int:
-    """Return the exit code for the worst result."""
-    results = set(run.results.values())
-    return next((code for result, code in EXITS.items() if result in results), 0)
 
 
 @pytest.mark.parametrize("name", FAULTS)

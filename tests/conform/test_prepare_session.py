@@ -68,7 +68,12 @@ def driver() -> Iterator[ObservedDriver]:
 
 
 def run(driver: ObservedDriver, *flags: str) -> ConformRun:
-    return conform_driver(driver, *flags, for_s=2)
+    """Run a session, again if a busy machine delayed the answer to GetInfo: then nothing is prepared."""
+
+    def has_answered(found: ConformRun) -> bool:
+        return not found.output or found.results["registration.get_info"] in {"pass", "warn"}
+
+    return repeated_run(lambda: conform_driver(driver, *flags, for_s=2), has_answered)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
