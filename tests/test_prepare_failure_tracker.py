@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import kubelet_files
 import pytest
 from held_lock import held_lock
 from patience import PATIENCE_S
@@ -58,13 +59,20 @@ class DriverRuns:
     directory: Path | None
     engine: FakeEngine = field(default_factory=FakeEngine)
     clock: Clock = field(default_factory=Clock)
+    claims_file: Path | None = None
     trackers: list[PrepareFailureTracker] = field(default_factory=list)
 
     def open(self, version: str = "1", engine: FakeEngine | None = None) -> PrepareFailureTracker:
         """Return a tracker like after a start of the driver."""
         used = engine or self.engine
         tracker = PrepareFailureTracker(
-            DRIVER, self.directory, used, version=version, clock=self.clock, monotonic=self.clock.monotonic
+            DRIVER,
+            self.directory,
+            used,
+            version=version,
+            claims_file=self.claims_file,
+            clock=self.clock,
+            monotonic=self.clock.monotonic,
         )
         self.trackers.append(tracker)
         return tracker
@@ -538,6 +546,20 @@ def test_unprepare_of_healthy_devices_fails_with_a_recorded_verdict(driver):
 def test_unprepare_of_an_unknown_claim_is_classified_by_its_error(driver):
     verdict = driver.open().unprepare_failed(A.ref, RuntimeError("no"))
     assert verdict.error_class is ErrorClass.UNKNOWN
+
+
+def test_unprepare_of_an_unknown_claim_finds_its_devices_in_the_checkpoint(driver, tmp_path):
+    """The claim was prepared before the driver used drahealth, or its result did not reach the agent."""
+    driver.claims_file = tmp_path / "dra_manager_state"
+    given = {DRIVER: {"Devices": [kubelet_files.device(ref().device, pool=ref().pool)]}, "b.example.com": {}}
+    prepared = kubelet_files.claim(A.uid, name=A.name, namespace=A.namespace, drivers=given)
+    driver.claims_file.write_bytes(kubelet_files.checkpoint([prepared]))
+    driver.engine.known = {ref(): health(("gpu.lost", Severity.UNHEALTHY))}
+    tracker = driver.open()
+    assert tracker.unprepare_failed(claim("b").ref, RuntimeError("no")), "the kubelet has no such claim"
+    assert tracker.unprepare_failed(A.ref, RuntimeError("no")) is None
+    driver.claims_file.unlink()
+    assert tracker.unprepare_failed(claim("c").ref, RuntimeError("no"))
 
 
 def test_devices_of_a_claim_survive_a_restart(driver):

@@ -25,7 +25,7 @@ from agent.prepare.evidence import Evidence
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.prepare_ledger import PrepareLedger, health_without_faults
 from agent.system.output import get_logger
-from agent.system.timing import random_fraction
+from agent.system.timing import random_fraction, read_clocks
 
 FailureEvidence = BaseException | Sequence[Evidence]
 """Evidence of a failed prepare or unprepare: an exception, or pieces of evidence, the outermost first."""
@@ -87,6 +87,7 @@ class PrepareFailureTracker:
         version: str = "",
         patterns: Sequence[ErrorPattern] = (),
         taint_wait_s: float = TAINT_WAIT_S,
+        claims_file: Path | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random_fraction,
@@ -102,6 +103,8 @@ class PrepareFailureTracker:
             patterns: Patterns for error texts, tried before the built-in ones.
             taint_wait_s: Longest time that a failed prepare waits until a broken device's taint is published
                 [s].
+            claims_file: The kubelet's checkpoint, which names the devices of claims that the ledger does not
+                know; None: not read.
             clock: Returns the seconds since 1970.
             monotonic: Returns a monotonic time [s].
             jitter: Returns a random number from 0 to 1.
@@ -114,6 +117,7 @@ class PrepareFailureTracker:
         self._version = version
         self._patterns = tuple(patterns)
         self._taint_wait_s = taint_wait_s
+        self._claims_file = claims_file
         self._clock = clock
         self._reporting = threading.Lock()
         self._reported: tuple[DriverFault, ...] = ()
@@ -277,16 +281,17 @@ class PrepareFailureTracker:
         """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 7 s.
 
         Args:
-            devices: The claim's devices, used if the ledger has none for the claim.
+            devices: The claim's devices, used if the ledger has none for the claim. If both have none, the
+                claim was prepared before the driver used this tracker, and the kubelet's checkpoint has them.
 
         Returns:
             Verdict to report. None: the driver must report success, because a device is broken and the pod
             would otherwise never terminate.
         """
-        known = tuple(
-            ClaimDevice("", *device) for device in ledgers.prepared_devices(self._writer.ledger, ref)
-        )
-        claim = Claim(*ref, devices=known or tuple(devices))
+        known = ledgers.prepared_devices(self._writer.ledger, ref)
+        if not (known or devices):
+            known = self._checkpointed_devices(ref)
+        claim = Claim(*ref, devices=tuple(ClaimDevice("", *device) for device in known) or tuple(devices))
         verdict = self.classify_by_newer_health(claim, self.classify(claim, evidence), evidence)
         unhealthy = self._unhealthy_devices(claim)
         force_release = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(unhealthy)
@@ -306,6 +311,16 @@ class PrepareFailureTracker:
             "; the claim is released, because a device is broken" if force_release else "",
         )
         return None if force_release else verdict
+
+    def _checkpointed_devices(self, ref: ClaimRef) -> tuple[DeviceRef, ...]:
+        """Return the driver's devices that the kubelet's checkpoint has for a claim. Blocks on the disk."""
+        if self._claims_file is None:
+            return ()
+        from agent.sources.kubelet_files import read_claims_checkpoint  # 1 MiB that few drivers need
+
+        read = read_claims_checkpoint(self._claims_file, read_clocks())
+        uses = (use for claim in read.items if claim.ref.uid == ref.uid for use in claim.devices)
+        return tuple(use.device for use in uses if use.device.driver == self._driver)
 
     def unprepared(self, ref: ClaimRef) -> None:
         """Record a successful unprepare. Never blocks."""

@@ -15,7 +15,7 @@ from errno import EISDIR
 from pathlib import Path
 from typing import Final
 
-from agent.config.config import Config
+from agent.config.config import CHECKPOINT, Config
 from agent.config.files import LINE_BYTES
 from agent.devices.taints import reported_devices
 from agent.driver.check_results import ReportedChecks
@@ -200,7 +200,13 @@ class DriverSession:
 
         Such a device may be removed, and declared again later.
         """
-        self._tracker = PrepareFailureTracker(driver, state_dir, self, patterns=config.prepare_patterns)
+        self._tracker = PrepareFailureTracker(
+            driver,
+            state_dir,
+            self,
+            patterns=config.prepare_patterns,
+            claims_file=config.kubelet_dir / CHECKPOINT,
+        )
         path = state_dir / driver_files.TAINTS_FILE
         self._publisher = TaintCallbackPublisher(
             self._publish, driver=driver, policy=taint_policy(config), path=path, clock=clock

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from agent.config.config import KUBELET_DIR, Config
+from agent.config.config import CHECKPOINT, KUBELET_DIR, Config
 from agent.config.values import check_driver_name
 from agent.devices.taints import TaintPolicy, taint_domain
 from agent.driver.merged_snapshot_source import HostAndDriverSource
@@ -185,6 +185,7 @@ class Monitor:
             version=version,
             patterns=(*patterns, *self._config.prepare_patterns),
             taint_wait_s=self._config.taint_wait_s,
+            claims_file=root / CHECKPOINT,
         )
 
     # --- identity ----------------------------------------------------------------------------------------
