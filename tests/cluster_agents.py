@@ -13,6 +13,7 @@ from agent.config.api_access import ApiAccess
 from agent.config.config import Config
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.consumers import ConsumerMap
+from agent.model.declared_devices import DeclaredFile
 from agent.model.health import Blame, Cause, DeviceHealth, Repair, Severity
 from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.report import Report
@@ -69,7 +70,10 @@ def report_without_gpus(state: SourceState, passes: int = 0) -> Report:
 def report(*devices: DeviceHealth, starting: bool = False) -> Report:
     """Return a report of devices; those of a driver are declared."""
     declaring = tuple(sorted({device.driver for device in devices if device.driver}))
-    return Report(NODE, Instant(NS, BOOT_S), devices, starting=starting, declaring=declaring)
+    files = tuple(DeclaredFile(driver, ()) for driver in declaring)
+    return Report(
+        NODE, Instant(NS, BOOT_S), devices, starting=starting, declaring=declaring, declarations=files
+    )
 
 
 class SteppedAgent:

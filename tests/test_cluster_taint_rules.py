@@ -1,6 +1,7 @@
 """DeviceTaintRules: one per Unhealthy device, never for more than one device, and only the agent's own."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from cluster_agents import DRIVER, XID, SteppedAgent, device, report, report_wit
 from cluster_api import NODE, ClusterApi, Refusal, granted_rights
 from kube_api import patient_client
 
+from agent.cluster.device_events import UNDECIDED_S
 from agent.cluster.taint_rules import (
     MANAGED_BY,
     NODE_LABEL,
@@ -181,6 +183,37 @@ def test_rules_of_a_driver_that_has_not_declared_yet_are_kept(api: ClusterApi) -
     first.show(declared_device(*SICK))
     second = agent_of(api, clock=first.clock)
     second.run_for(600, lambda: [device("gpu-0")])
+    assert set(rules(api)) == {"gpu-0"}
+
+
+def test_rules_of_a_served_driver_wait_for_declarations_after_a_reboot(api: ClusterApi) -> None:
+    first = agent_of(api, drivers=(DRIVER,))
+    first.show(declared_device(*SICK), declared_device("gpu-3"))
+    (before,) = api.objects_of("devicetaintrules")
+    for _ in range(2):  # the second agent ends before the driver starts, too
+        later = agent_of(api, drivers=(DRIVER,), clock=first.clock)
+        later.run_for(300, lambda: [device("gpu-0"), device("gpu-3", XID)])
+        assert api.objects_of("devicetaintrules") == [before]
+    later.run_for(300, lambda: [declared_device(*SICK), declared_device("gpu-3"), device("gpu-3", XID)])
+    assert api.objects_of("devicetaintrules") == [before]
+
+
+def test_healthy_driver_gets_no_rule_of_a_host_device_after_a_reboot(api: ClusterApi) -> None:
+    first = agent_of(api, drivers=(DRIVER,))
+    first.show(declared_device("gpu-0"))
+    second = agent_of(api, drivers=(DRIVER,), clock=first.clock)
+    second.run_for(UNDECIDED_S - 10, lambda: [device(*SICK)])
+    assert rules(api) == {}
+    second.run_for(30, lambda: [device(*SICK)])
+    assert set(rules(api)) == {"gpu-0"}
+
+
+def test_driver_whose_declaration_ended_has_rules_of_host_devices(api: ClusterApi) -> None:
+    first = agent_of(api, drivers=(DRIVER,))
+    first.show(declared_device("gpu-0"))
+    first.publisher.handle_report(replace(report(device("gpu-0")), declaring=(DRIVER,)))
+    first.run_for(20)
+    agent_of(api, drivers=(DRIVER,), clock=first.clock).show(device(*SICK))
     assert set(rules(api)) == {"gpu-0"}
 
 

@@ -12,7 +12,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent.cluster.device_events import EventObject, EventRecorder, SavedEvent, SentDeviceEvents, WantedEvent
+from agent.cluster.device_events import (
+    UNDECIDED_S,
+    EventObject,
+    EventRecorder,
+    SavedEvent,
+    SentDeviceEvents,
+    WantedEvent,
+)
 from agent.cluster.node_objects import (
     CONFLICT,
     RENEW_S,
@@ -158,7 +165,9 @@ class ClusterPublisher:
         """Time of the next comparison of unchanged conditions with the Node [ns]."""
         self._events = SentDeviceEvents()
         self._events_path = config.state_dir / EVENTS_FILE
-        self._events.restore(_load_events(self._events_path), clock())
+        started = clock()
+        self._events.restore(_load_events(self._events_path), started)
+        self._started_ns = started.mono_ns
         self._recorder = EventRecorder(api, self._node)
         self._unsaved = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._lost_events = LogRateLimiter(lambda: clock().mono_ns / NS)
@@ -185,6 +194,7 @@ class ClusterPublisher:
             return
         seen = (
             unlisted_sources(report.sources),
+            report.declaring,
             [
                 (device.key, device.health, device.severity, [cause.code for cause in device.causes])
                 for device in report.devices
@@ -247,8 +257,7 @@ class ClusterPublisher:
             is_changed, self._is_changed = self._is_changed, False
         self._node_is_fresh = False
         if is_changed:
-            for task in self._tasks[1:]:
-                task.due_ns = min(task.due_ns, task.earliest_ns)
+            self._run_tasks_soon()
         for task in self._tasks:
             now = self._clock()
             if self._stopping:
@@ -332,10 +341,15 @@ class ClusterPublisher:
     # --- tasks ----------------------------------------------------------------------------------------------
 
     def _renew_lease(self, now: Instant) -> TaskIntervals:
-        if self._report is None:  # the Lease shows that an agent evaluates the devices, and not only runs
+        report = self._report
+        if report is None:  # the Lease shows that an agent evaluates the devices, and not only runs
             return TaskIntervals(RETRY_S)
         if not self._node_uid:
             self._read_node()
+        drivers = (file.driver for file in report.declarations)
+        if (declaring := self._undeclared(report, now).union(drivers)) != self._lease.declaring:
+            self._lease.declaring = declaring
+            self._run_tasks_soon()
         was_held = self._lease.is_held(now)
         if self._lease.renew(now, self._read_owner) and not was_held:  # others may have written meanwhile
             self._compare_all()
@@ -353,9 +367,21 @@ class ClusterPublisher:
         """Return the owner reference to the Node; Kubernetes deletes the agent's objects with their Node."""
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
 
+    def _undeclared(self, report: Report, now: Instant) -> frozenset[str]:
+        """Return the drivers of the agent's former run that may not have declared their devices again yet.
+
+        After UNDECIDED_S such a driver counts as one that declares no devices any more.
+        """
+        if now.mono_ns - self._started_ns >= UNDECIDED_S * NS:
+            return frozenset()
+        return self._lease.declaring.difference(report.declaring)
+
     def _compare_all(self) -> None:
         """Make all tasks compare their objects with those in the API server as soon as the tasks may run."""
         self._rules_listed_ns, self._compare_node_ns = None, 0
+        self._run_tasks_soon()
+
+    def _run_tasks_soon(self) -> None:
         for task in self._tasks[1:]:
             task.due_ns = min(task.due_ns, task.earliest_ns)
 
@@ -465,7 +491,13 @@ class ClusterPublisher:
         # a DeviceTaintRule never has the effect None
         policy = TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
         due_s = self._taint_rules.sync(
-            report, config.k8s_taint_rules, config.drivers, policy, now, owner=self._node_owner()
+            report,
+            config.k8s_taint_rules,
+            config.drivers,
+            policy,
+            now,
+            owner=self._node_owner(),
+            undeclared=self._undeclared(report, now),
         )
         pause_s = RESYNC_S if due_s is None else min(max(due_s, RULES_S), RESYNC_S)
         return TaskIntervals(pause_s, min(pause_s, RULES_S))

@@ -276,6 +276,11 @@ IDENTITY_FILE: Final = "cluster-writer"
 
 The directory belongs to one agent at a time, so that an agent after a restart holds the Lease at once.
 """
+DECLARING: Final = "drahealth.dev/declaring"
+"""Annotation of the Lease with the names of the drivers that declare devices, separated by commas.
+
+Declarations end with a reboot, and an agent then starts before the drivers.
+"""
 
 log = get_logger(__name__)
 
@@ -325,6 +330,9 @@ class AgentLease:
         self.namespace = namespace
         self.holder = ""
         """Identity of the Lease's holder in the last answer; empty: not known, or it has none."""
+        self.declaring: frozenset[str] = frozenset()
+        """Drivers that the next write puts into the annotation DECLARING. A Lease that is read adds those
+        of the agent's former run."""
         self._api = api
         self._identity = identity
         self._collection = path_of("apis", "coordination.k8s.io", "v1", "namespaces", namespace, "leases")
@@ -372,7 +380,8 @@ class AgentLease:
             if error.status != NOT_FOUND:
                 raise
             return None
-        metadata_of(found)
+        names = str((metadata_of(found).get("annotations") or {}).get(DECLARING, ""))
+        self.declaring |= set(filter(None, names.split(",")))
         return found
 
     def _try_create(self, now: Instant, owner: JsonObject) -> bool:
@@ -397,8 +406,11 @@ class AgentLease:
             "leaseTransitions": transitions + (is_new_holder and method == "PUT"),
         }
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
+        annotations = dict(found["metadata"].get("annotations") or {})
+        annotations[DECLARING] = ",".join(sorted(self.declaring))
+        metadata = found["metadata"] | {"annotations": annotations}
         try:
-            written = self._api.call(method, path, body | {"metadata": found["metadata"]})
+            written = self._api.call(method, path, body | {"metadata": metadata})
         except ApiError as error:
             if error.status in {CONFLICT, NOT_FOUND} and not (method == "POST" and error.status == NOT_FOUND):
                 return False

@@ -126,17 +126,20 @@ class TaintRules:
         now: Instant,
         *,
         owner: JsonObject,
+        undeclared: Container[str] = (),
     ) -> float | None:
         """Write and delete DeviceTaintRules, so that the API server has those that a report requires.
 
         Args:
             report: Newest report.
             drivers: Drivers that publish no taints. Rules of other drivers that this agent made are deleted.
-                A driver that has declared no devices yet, and is not served, keeps its rules as they are.
+                A driver that has declared no devices yet, and is not served or in `undeclared`, keeps its
+                rules as they are.
             served: Drivers whose devices' health the agent serves to the kubelet.
             policy: The operator's policy for taints.
             now: Current time.
             owner: Owner reference to the Node, with which Kubernetes deletes the rules.
+            undeclared: Drivers whose own devices are not declared yet: the names of the host's are others.
 
         Returns:
             Time until the next call is due without a new report [s]; None: no call is due.
@@ -148,7 +151,11 @@ class TaintRules:
             self._existing = self._list()
         self._states = {driver: self._states[driver] for driver in drivers if driver in self._states}
         self._adopt(self._existing.values(), drivers, policy)
-        known = [driver for driver in drivers if driver in served or driver in report.declaring]
+        known = [
+            driver
+            for driver in drivers
+            if driver in report.declaring or (driver in served and driver not in undeclared)
+        ]
         wanted = self._decide_rules(report, known, policy, now)
         for rule in wanted.values():
             rule["metadata"]["ownerReferences"] = [owner]
