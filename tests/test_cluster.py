@@ -15,6 +15,7 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.cluster.cluster_publisher import RETRY_MAX_S, ClusterPublisher, open_cluster_publisher
+from agent.cluster.device_events import UNDECIDED_S
 from agent.cluster.node_objects import (
     DURATION_S,
     KIND_CONDITIONS,
@@ -28,7 +29,7 @@ from agent.config.api_access import ApiAccess
 from agent.config.config import Config
 from agent.devices.inventory import DeviceKind
 from agent.errors import ConfigError, ResourceBusyError
-from agent.model.health import Severity
+from agent.model.health import DeviceHealth, Severity
 from agent.model.reading import SourceState
 from agent.serve.kube_api.api_server import ApiServer
 
@@ -98,7 +99,7 @@ def test_condition_of_a_kind_exists_only_with_devices_of_the_kind() -> None:
 )
 def test_condition_is_unknown_until_nvml_lists_the_gpus(state: SourceState, passes: int, status: str) -> None:
     cpus = report_without_gpus(state, passes)
-    found = {"DRAGPUDevicesHealthy", "DRANICDevicesHealthy"}
+    found: dict[str, Any] = {"DRAGPUDevicesHealthy": {}, "DRANICDevicesHealthy": {}}
     decided = decide_conditions(cpus, ("gpu", "mig", "cpu", "nic"), found)
     expected = {"DRADevicesHealthy": status, "DRACPUDevicesHealthy": "True"}
     if status == "Unknown":
@@ -117,6 +118,56 @@ def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi
     for seconds, status in ((UNKNOWN_S - 1, "False"), (20, "Unknown")):
         agent.run_for(seconds)
         assert {condition_of(api, type_)[0] for type_ in types} == {status}
+
+
+NIC_DRIVER = "nic.example.com"
+NIC_TEXT = f"{NIC_DRIVER}/{NODE}/nic-0: nic.missing"
+UNDECLARED_TEXT = f"{NIC_DRIVER}: devices not declared yet"
+
+
+def faulty_nic_agent(api: ClusterApi, *others: DeviceHealth, **settings: Any) -> SteppedAgent:
+    """Return an agent that starts after a reboot; before it, a driver declared a faulty NIC."""
+    settings |= {"k8s_condition_kinds": ("gpu", "nic"), "k8s_events": False}
+    first = SteppedAgent(api, **settings)
+    first.show(*others, device("nic-0", ("nic.missing", Severity.UNHEALTHY), kind="nic", driver=NIC_DRIVER))
+    first.clock.advance(120)
+    return SteppedAgent(api, clock=first.clock, **settings)
+
+
+def test_condition_of_a_faulty_device_waits_for_its_declaration(api: ClusterApi) -> None:
+    agent = faulty_nic_agent(api)
+    types = ("DRADevicesHealthy", "DRANICDevicesHealthy")
+    for seconds, expected in (
+        (UNKNOWN_S - 1, ("False", "DevicesUnhealthy", NIC_TEXT)),
+        (UNDECIDED_S - UNKNOWN_S - 10, ("Unknown", "DevicesUnknown", UNDECLARED_TEXT)),
+    ):
+        agent.run_for(seconds, lambda: [device()])
+        assert {condition_of(api, type_) for type_ in types} == {expected}
+    agent.run_for(30, lambda: [device()])
+    assert condition_of(api)[0] == "True"
+    assert "DRANICDevicesHealthy" not in api.conditions()
+
+
+def test_condition_follows_at_once_when_the_driver_declares(api: ClusterApi) -> None:
+    agent = faulty_nic_agent(api)
+    agent.run_for(2 * UNKNOWN_S, lambda: [device()])
+    agent.run_for(20, lambda: [device(), device("nic-0", kind="nic", driver=NIC_DRIVER)])
+    assert condition_of(api)[0] == condition_of(api, "DRANICDevicesHealthy")[0] == "True"
+
+
+def test_condition_without_devices_of_an_absent_driver_is_true_at_once(api: ClusterApi) -> None:
+    agent = faulty_nic_agent(api, device("gpu-0", XID))
+    agent.show(device("gpu-0"))
+    assert condition_of(api)[0] == "False"
+    assert condition_of(api, "DRAGPUDevicesHealthy")[0] == "True"
+
+
+def test_condition_names_an_absent_driver_after_unhealthy_devices(api: ClusterApi) -> None:
+    agent = faulty_nic_agent(api)
+    agent.run_for(20, lambda: [device("gpu-0", XID)])
+    assert condition_of(api)[::2] == ("False", f"gpu-0: gpu.xid.79; {UNDECLARED_TEXT}")
+    agent.run_for(2 * UNKNOWN_S, lambda: [device("gpu-0")])
+    assert condition_of(api)[::2] == ("Unknown", UNDECLARED_TEXT)
 
 
 def test_condition_follows_at_once_when_nvml_finds_no_gpu(api: ClusterApi) -> None:

@@ -417,7 +417,8 @@ class ClusterPublisher:
     def _wanted_conditions(
         self, report: Report, config: Config, now: Instant
     ) -> tuple[tuple[NodeCondition, ...], float | None]:
-        decided = decide_conditions(report, config.k8s_condition_kinds, self._node_conditions)
+        undeclared = self._undeclared(report, now)
+        decided = decide_conditions(report, config.k8s_condition_kinds, self._node_conditions, undeclared)
         return self._unknown_delay.delay_unknown(decided, self._node_conditions, now.mono_ns)
 
     def _record_events(self, now: Instant) -> TaskIntervals:

@@ -11,10 +11,11 @@ clock: the times in a Lease come from clocks of other machines.
 
 import hashlib
 import uuid
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from agent.devices.inventory import DeviceKind
@@ -143,7 +144,10 @@ def _from_node(entry: JsonObject) -> NodeCondition | None:
 
 
 def decide_conditions(
-    report: Report, kinds: Iterable[str], found: Container[str] = ()
+    report: Report,
+    kinds: Iterable[str],
+    found: Mapping[str, JsonObject] = MappingProxyType({}),
+    undeclared: Collection[str] = (),
 ) -> tuple[NodeCondition, ...]:
     """Return the Node conditions that follow from a report; empty while the agent starts.
 
@@ -151,17 +155,20 @@ def decide_conditions(
         report: Newest health report.
         kinds: Kinds of devices with a condition of their own. A kind without devices has no condition, so
             that one configuration fits nodes with and without GPUs.
-        found: Types of the Node's conditions. Until NVML lists the GPUs, these remain as Unknown.
+        found: Conditions of the Node by type. Until NVML lists the GPUs, these remain as Unknown.
+        undeclared: Drivers that may not have declared their devices yet. Until then, a condition that names
+            faulty devices of such a driver is not True.
     """
     if report.starting:
         return ()
     unlisted = unlisted_sources(report.sources)
-    conditions = [_condition(ALL_DEVICES, report.devices, unlisted)]
+    absent = {type_: _drivers_in(entry, undeclared) for type_, entry in found.items()}
+    conditions = [_condition(ALL_DEVICES, report.devices, unlisted, absent.get(ALL_DEVICES, ()))]
     for kind in sorted(set(kinds)):
         type_, devices = KIND_CONDITIONS[kind], [device for device in report.devices if device.kind == kind]
         missing = unlisted if kind in GPU_KINDS and type_ in found else ()
-        if devices or missing:
-            conditions.append(_condition(type_, devices, missing))
+        if devices or missing or absent.get(type_):
+            conditions.append(_condition(type_, devices, missing, absent.get(type_, ())))
     return tuple(conditions)
 
 
@@ -218,16 +225,29 @@ def active_maintenance(found: Mapping[str, JsonObject]) -> tuple[str, ...]:
     return tuple(name for name in MAINTENANCE_TYPES if found.get(name, {}).get("status") == "True")
 
 
-def _condition(type_: str, devices: Sequence[DeviceHealth], unlisted: Sequence[str]) -> NodeCondition:
-    if not devices and not unlisted:
+def _drivers_in(entry: JsonObject, drivers: Collection[str]) -> list[str]:
+    """Return the drivers that a condition of the Node names, unless it is True."""
+    texts = () if entry.get("status") == "True" else str(entry.get("message", "")).split("; ")
+    return [
+        driver
+        for driver in sorted(drivers)
+        if any(text.startswith((f"{driver}/", f"{driver}: ")) for text in texts)
+    ]
+
+
+def _condition(
+    type_: str, devices: Sequence[DeviceHealth], unlisted: Sequence[str], undeclared: Sequence[str]
+) -> NodeCondition:
+    if not devices and not unlisted and not undeclared:
         return NodeCondition(type_, "Unknown", ConditionReason.NO_DEVICES, "the node has no known devices")
-    worst = max([*map(_severity, devices), *(Severity.UNKNOWN for _ in unlisted)])
+    worst = max([*map(_severity, devices), *(Severity.UNKNOWN for _ in [*unlisted, *undeclared])])
     status, reason = _OUTCOMES[worst]
     if reason is ConditionReason.ALL_HEALTHY:
         return NodeCondition(type_, status, reason, "all devices are healthy")
     texts = [_device_text(device, worst) for device in devices if _severity(device) is worst]
     if worst is Severity.UNKNOWN:
         texts += [f"{source}: devices not listed yet" for source in unlisted]
+    texts += [f"{driver}: devices not declared yet" for driver in undeclared]
     return NodeCondition(type_, status, reason, _join_texts(texts))
 
 
