@@ -414,6 +414,26 @@ def test_dropped_taints_are_logged_and_not_written_again(
     assert generations(kube_api) == {(NODE, 1, 1)}
 
 
+def test_two_instances_do_not_rewrite_dropped_fields_in_turn(
+    api: drahealth.ApiServer,
+    monitor: drahealth.Monitor,
+    kube_api: FakeKubeApi,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def drop_field(devices: list[dict[str, Any]], now: str) -> None:
+        devices[0].pop("bindsToNode", None)
+
+    monkeypatch.setattr("go_driver.api_server._check_slice", drop_field)
+    device = drahealth.SliceDevice("card-0", fields={"bindsToNode": True})
+    first = drahealth.SlicePublisher(api, monitor, [device])
+    second = drahealth.SlicePublisher(api, monitor_in(tmp_path / "second"), [device])
+    for publisher in (first, second, first, second, first):
+        publisher.publish(drahealth.Taints())
+    assert kube_api.writes() == ["POST", "PUT"]
+    assert generations(kube_api) == {(NODE, 2, 1)}
+
+
 # --- repair ------------------------------------------------------------------------------------------------
 
 

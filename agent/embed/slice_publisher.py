@@ -203,10 +203,11 @@ class SlicePublisher:
         """Return the spec of a ResourceSlice, for the comparison with the wanted spec.
 
         If the found spec is the last written spec without fields that the API server dropped, the result is
-        the written spec.
+        the written spec with the found pool: another instance of the driver may have raised its generation.
         """
-        written, resulting = self._accepted.get(name, ({}, None))
-        return written if found == resulting else found
+        written, resulting = self._accepted.get(name, ({}, {}))
+        is_accepted = {**found, "pool": None} == {**resulting, "pool": None}
+        return {**written, "pool": found.get("pool")} if is_accepted else found
 
     def _write(self, method: str, path: str, metadata: JsonObject, spec: JsonObject) -> None:
         obj = {
