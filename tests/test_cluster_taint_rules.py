@@ -293,6 +293,28 @@ def test_version_that_ends_with_an_update_is_replaced(api: ClusterApi) -> None:
     assert "resource.k8s.io/v1beta2" in versions
 
 
+def test_version_that_ends_while_rules_are_unchanged_is_replaced(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared_device(*SICK))
+    api.version = "1.36"
+    agent.run_for(700, lambda: [declared_device(*SICK)])
+    versions = {rule["apiVersion"] for rule in api.objects_of("devicetaintrules")}
+    assert "resource.k8s.io/v1beta2" in versions
+    assert agent.publisher.status.failures == 0
+
+
+def test_rule_is_deleted_after_its_version_was_away(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared_device(*SICK))
+    api.refuse = lambda request: Refusal(404, "") if "taintrules" in request.path else None
+    agent.run_for(QUIET_S + 20, lambda: [declared_device()])
+    assert agent.publisher.status.taint_rules == 1
+    api.refuse = lambda request: None
+    agent.run_for(120, lambda: [declared_device()])
+    assert rules(api) == {}
+    assert agent.publisher.status.taint_rules == 0
+
+
 def test_storm_of_128_devices_is_written_in_parts(api: ClusterApi) -> None:
     agent = agent_of(api)
     storm = [declared_device(f"gpu-{number:03}", XID) for number in range(128)]

@@ -264,7 +264,7 @@ class TaintRules:
         """Return the DeviceTaintRules that an agent of this node wrote, by name.
         Raises ApiError if the API server serves none of :data:`VERSIONS`."""
         selector = f"{MANAGED_BY}={self._manager},{NODE_LABEL}={self._label}"
-        for version in [self._version] if self._version else VERSIONS:
+        for version in sorted(VERSIONS, key=self._version.__ne__):  # the last one first
             try:
                 items = self._api.list_objects(self._path(version), label_selector=selector).items
             except ApiError as error:
@@ -316,6 +316,9 @@ class TaintRules:
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
             self._api.call("DELETE", self._path(self._version, name), options)
         except ApiError as error:
+            if error.status == NOT_FOUND and error.reason != "NotFound":  # not the rule, but the version
+                self._version, self._existing = "", None
+                raise
             if error.status not in {NOT_FOUND, CONFLICT}:
                 raise
         del self._existing[name]
