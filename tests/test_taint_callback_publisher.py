@@ -26,7 +26,7 @@ from agent.driver.taint_callback_publisher import (
     TaintCallbackPublisher,
     taint_objects,
 )
-from agent.errors import ConfigError
+from agent.errors import ApiError, ConfigError
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Effect, Severity, Taint, Taints
@@ -253,6 +253,18 @@ async def test_success_resets_the_backoff_and_the_log(autojump_clock: MockClock)
         taint_publisher.update(report("a"), clock())
         await trio.sleep(100)
     assert [at for at, _ in driver.calls] == [1, 3, 6, 11, 101, 103]
+
+
+async def test_retry_after_of_the_api_server_delays_the_next_call(autojump_clock: MockClock) -> None:
+    async def refuse() -> None:
+        raise ApiError(429, "TooManyRequests", "", retry_after_s=45)
+
+    driver = Driver(refuse, refuse)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report(), clock())
+        await trio.sleep(1000)
+    asked_s = 45 + DEBOUNCE_S
+    assert [at for at, _ in driver.calls] == [DEBOUNCE_S, DEBOUNCE_S + asked_s, DEBOUNCE_S + 2 * asked_s]
 
 
 async def test_different_failure_is_logged_again(

@@ -23,6 +23,7 @@ from agent.model.claim import DeviceRef
 from agent.model.health import Taint, Taints
 from agent.model.report import Report
 from agent.model.time import NS, Instant, rfc3339
+from agent.serve.kube_api.object_watch import retry_after_s
 from agent.store.driver_files import load_taints, save_taints
 from agent.store.state_files import StateWriteError
 from agent.system.output import get_logger
@@ -220,7 +221,7 @@ class TaintCallbackPublisher:
                 )
             logged = text
             self._changed.set()  # even if nothing changed: the failed call may have done a part
-            await self._pause(self._jitter() * pause_s)
+            await self._pause(max(self._jitter() * pause_s, retry_after_s(error)))
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _pause(self, seconds: float) -> None:

@@ -218,7 +218,7 @@ class ObjectWatch:
         return line
 
 
-def retry_after_s(error: Exception) -> float:
+def retry_after_s(error: BaseException) -> float:
     """Return the pause that the API server asks for with an error [s], at most RETRY_AFTER_MAX_S; 0: none."""
     asked_s = error.retry_after_s if isinstance(error, ApiError) else None
     return min(asked_s or 0.0, RETRY_AFTER_MAX_S)
