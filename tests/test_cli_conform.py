@@ -321,6 +321,19 @@ def test_cluster_without_slices_is_named(capsys, tmp_path):
     )
 
 
+def test_slices_of_the_given_driver_only_are_read(capsys, tmp_path):
+    with FakeKubeApi(None) as api:
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api)
+        flags = ["--plugin-dir", "p", "--prepare", "--kubeconfig", str(kubeconfig)]
+        assert main(["conform", *flags, "--driver", "nic.example.com"]) == 64
+    [call] = [call for call in api.calls if "/resourceslices?" in call.target]
+    assert "fieldSelector=spec.driver%3Dnic.example.com" in call.target
+    assert capsys.readouterr().err == (
+        f"drahealth: --kubeconfig: the API server {api.url} has no ResourceSlice of driver nic.example.com; "
+        "does a driver run?\n"
+    )
+
+
 def test_socket_that_does_not_exist_exits_69(capsys, tmp_path):
     assert main(["conform", "--socket", str(tmp_path / "dra.sock")]) == 69
     assert capsys.readouterr().err == (

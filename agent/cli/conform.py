@@ -332,9 +332,11 @@ def _read_slices(
         return (), (), api
     from agent.conform.kubelet.api_claims import read_slices_and_claims
 
-    found, claims = read_slices_and_claims(api)
+    driver = args.driver or ""
+    found, claims = read_slices_and_claims(api, driver)
     if not found:
-        raise UsageError(f"--kubeconfig: the API server {api.url} has no ResourceSlice; does a driver run?")
+        wanted = f"ResourceSlice of driver {driver}" if driver else "ResourceSlice"
+        raise UsageError(f"--kubeconfig: the API server {api.url} has no {wanted}; does a driver run?")
     return tuple(found), tuple(claims), api
 
 

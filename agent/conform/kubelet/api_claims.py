@@ -14,14 +14,16 @@ SLICES: Final = "resourceslices"
 CLAIMS: Final = "resourceclaims"
 
 
-def read_slices_and_claims(api: ApiServer) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Return all ResourceSlices, and all ResourceClaims of all namespaces.
+def read_slices_and_claims(api: ApiServer, driver: str) -> tuple[list[JsonObject], list[JsonObject]]:
+    """Return the ResourceSlices of a driver, and all ResourceClaims of all namespaces.
+
+    If `driver` is empty, the ResourceSlices are those of all drivers.
 
     Raises:
         ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
     """
     return (
-        list(api.list_objects(api.dra_path(SLICES)).items),
+        list(api.list_objects(api.dra_path(SLICES), f"spec.driver={driver}" if driver else "").items),
         list(api.list_objects(api.dra_path(CLAIMS)).items),
     )
 
