@@ -11,6 +11,7 @@ import pytest
 import trio
 from agents import PlainSysfs, threads_in_fifos
 from nic_samples import NIC, NicFiles, nic_sample
+from paper_gpus import GpuNode
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -128,6 +129,22 @@ def test_scan_in_a_late_process_reports_no_stalled_source(
     report = scan.scan_once(config)
     assert not late
     assert not list(sources_in_state(report.sources, SourceState.STALLED))
+
+
+def test_scan_waits_for_the_readings_that_confirm_a_fault() -> None:
+    node = GpuNode()
+
+    def awaits(report: Report) -> bool:
+        return scan._awaits_confirmation(node.state, report)
+
+    assert not awaits(node.evaluate())
+    node.set_readings(0, margin=0)
+    found = [awaits(node.next()) for _ in range(3)]
+    assert (found, node.codes()) == ([True, True, False], ["gpu.thermal.over_limit"])
+    node.set_readings(1, margin=0)
+    assert awaits(node.next())
+    node.wait(scan.CONFIRM_S)
+    assert not awaits(node.evaluate()), "a GPU that is not read again"
 
 
 async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, config: Config) -> None:
