@@ -273,7 +273,7 @@ def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent_lists:
 
     async def run() -> None:
         latest: LatestValue[Report] = LatestValue()
-        latest.publish(Report("node-a", Instant(ns_before_now(40), 0.0), (device("a"),)))
+        latest.publish(Report("node-a", Instant(ns_before_now(40), 0.0), (device("a", timeout_s=30),)))
         publisher = HealthPublisher(latest, Encoder(), [DRIVER])
         task = asyncio.create_task(publisher.run())
         await latest.wait_newer(0)

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names, watch_health
-from wire.serving import DRIVER, Serving, at, connections, device, eventually, unhealthy
+from wire.serving import DRIVER, LEASE_S, Serving, at, connections, device, eventually, unhealthy
 
 from agent.model.health import Health, Severity
 from agent.node.pods.queries import query_report
@@ -66,9 +66,9 @@ def test_first_list_has_all_devices_and_fields(agent_server: Serving, kubelet: W
     unknown = device("c", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
     agent_server.publish(device("a"), unhealthy("b", "cpu.offline: größer", verified=2), unknown)
     assert facts(kubelet.next()) == [
-        ("node-a", "a", 1, int(at(1).wall_s), 30, ""),
-        ("node-a", "b", 2, int(at(2).wall_s), 30, "cpu.offline: größer"),
-        ("node-a", "c", 0, int(at(1).wall_s), 30, "cpu.unreadable: EIO"),
+        ("node-a", "a", 1, int(at(1).wall_s), LEASE_S, ""),
+        ("node-a", "b", 2, int(at(2).wall_s), LEASE_S, "cpu.offline: größer"),
+        ("node-a", "c", 0, int(at(1).wall_s), LEASE_S, "cpu.unreadable: EIO"),
     ]
 
 
@@ -95,7 +95,7 @@ def leases(response: Any) -> list[int]:
 def test_leases_differ_from_those_of_the_stream_before(agent_server: Serving) -> None:
     """For a kubelet that crashed and kept its file, the first list is a change."""
     agent_server.publish(device("a"), device("b"))
-    for stream, lease in enumerate([30, 32, 30]):
+    for stream, lease in enumerate([LEASE_S, LEASE_S + 2, LEASE_S]):
         with watch_health(agent_server.health) as kubelet:
             assert leases(kubelet.next()) == [lease, lease]
             agent_server.publish(device("a", verified=stream + 2), device("b"))
@@ -110,7 +110,7 @@ def test_stream_without_a_list_changes_no_later_lease(agent_server: Serving) -> 
     eventually(lambda: streams(agent_server) == 0, "the stream has ended")
     agent_server.publish(device("a"))
     with watch_health(agent_server.health) as kubelet:
-        assert leases(kubelet.next()) == [30]
+        assert leases(kubelet.next()) == [LEASE_S]
 
 
 def test_stream_that_its_client_ends_leaves_no_log_line(
@@ -148,7 +148,7 @@ def test_changed_device_is_sent(agent_server: Serving, kubelet: Watcher) -> None
     agent_server.publish(device("a"), device("b"))
     kubelet.next()
     agent_server.publish(device("a"), unhealthy("b"))
-    assert facts(kubelet.next()) == [("node-a", "b", 2, int(at(1).wall_s), 30, "cpu.offline: CPU 1")]
+    assert facts(kubelet.next()) == [("node-a", "b", 2, int(at(1).wall_s), LEASE_S, "cpu.offline: CPU 1")]
 
 
 def test_heartbeat_has_only_devices_that_were_read_again(agent_server: Serving, kubelet: Watcher) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import pytest
 from patience import PATIENCE_S
@@ -37,6 +37,10 @@ def at(second: int) -> Instant:
     return Instant(second * NS, 1_700_000_000.0 + second)
 
 
+LEASE_S: Final = 3600
+"""Lease of devices [s]. A new stream gets a Healthy device only within half of it, also on a busy machine."""
+
+
 def device(name: str = "cpu-node0", *, verified: int = 1, **changes: object) -> DeviceHealth:
     """Return a healthy device, verified in that second, with changes."""
     healthy = DeviceHealth(
@@ -48,7 +52,7 @@ def device(name: str = "cpu-node0", *, verified: int = 1, **changes: object) -> 
         message="",
         since=at(1),
         verified=at(verified),
-        timeout_s=30,
+        timeout_s=LEASE_S,
     )
     return healthy._replace(**changes)
 
