@@ -103,6 +103,20 @@ def test_leases_differ_from_those_of_the_stream_before(agent_server: Serving) ->
         eventually(lambda: streams(agent_server) == 0, "the stream has ended")
 
 
+def test_stream_has_the_leases_of_one_that_is_open(agent_server: Serving) -> None:
+    """The kubelet has one record for both instances of a driver; other leases would be changes for ever."""
+    agent_server.publish(device("a"))
+    with watch_health(agent_server.health) as other:
+        with watch_health(agent_server.health) as former:
+            assert leases(other.next()) == leases(former.next()) == [LEASE_S]
+        eventually(lambda: streams(agent_server) == 1, "the former stream has ended")
+        with watch_health(agent_server.health) as newer:
+            assert leases(newer.next()) == [LEASE_S]
+    eventually(lambda: streams(agent_server) == 0, "all streams have ended")
+    with watch_health(agent_server.health) as kubelet:
+        assert leases(kubelet.next()) == [LEASE_S + 2]
+
+
 def test_stream_without_a_list_changes_no_later_lease(agent_server: Serving) -> None:
     """The kubelet still has the leases of the stream before."""
     with watch_health(agent_server.health) as empty:

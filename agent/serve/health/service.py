@@ -489,7 +489,9 @@ class HealthService:
     If the first list of the new stream equals the last list of the stream before, the kubelet sees no change,
     and its pods stay Unknown until their next sync. So each stream has other leases
     (health_check_timeout_seconds) than the stream that ended last: with or without :data:`EXTRA_LEASE_S`, for
-    the whole stream, because a change of the lease would sync every pod again.
+    the whole stream, because a change of the lease would sync every pod again. For the same reason it has the
+    leases of a stream that is still open, such as that of the driver's other instance in a rolling update:
+    the kubelet has one record for both.
     """
 
     def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
@@ -500,15 +502,19 @@ class HealthService:
             repeats_after_end: Whether the remaining streams get all devices again when one has ended. Set it
                 for a socket whose streams belong to instances of one driver.
         """
-        self.streams = 0
-        """Number of open health streams."""
+        self._open: list[HealthSubscriber] = []
         self.subscribers = subscribers
         """Open health streams of the socket, with counts of the lists that they were sent."""
         self._extra_lease_s = 0
-        """Time that is added to the leases of the next stream that opens [s]."""
+        """Time that is added to the leases of the next stream, unless an open one has sent a list [s]."""
         self._repeats_after_end = repeats_after_end
         self._repeats_left = 0
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def streams(self) -> int:
+        """Number of open health streams."""
+        return len(self._open)
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
         """Return the handlers of the health API's methods by gRPC path. They send encoded messages."""
@@ -520,12 +526,13 @@ class HealthService:
     async def _watch(self, stream: HealthStream) -> None:
         await stream.recv_message()
         await stream.send_initial_metadata()  # opens the stream before the first list is ready
-        self.streams += 1
-        subscriber = HealthSubscriber(stream, self._extra_lease_s)
+        open_extra_s = (other.extra_lease_s for other in self._open if other.has_sent)
+        subscriber = HealthSubscriber(stream, next(open_extra_s, self._extra_lease_s))
+        self._open.append(subscriber)
         try:
             await self.subscribers.serve(subscriber)
         finally:
-            self.streams -= 1
+            self._open.remove(subscriber)
             if subscriber.has_sent:  # else the kubelet still has the leases of the stream before
                 self._extra_lease_s = EXTRA_LEASE_S - subscriber.extra_lease_s
             if self._repeats_after_end and self.streams:
