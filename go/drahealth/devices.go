@@ -5,6 +5,7 @@ package drahealth
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -129,12 +130,13 @@ func messageOf(device Device) *pb.DeclaredDevice {
 	return message
 }
 
-// declaration has the devices of one call of Declare. Only sync changes the other fields.
+// declaration has the devices of one call of Declare. Only sync changes reported, refused and accepted.
 type declaration struct {
 	devices  []*pb.DeclaredDevice
 	reported bool // OnError got the agent's error
 	refused  bool // the agent will never accept it; another agent can
 	names    map[device]bool
+	accepted atomic.Bool // the agent accepted it with the last call
 }
 
 // has reports whether a device is declared; all are without a declaration. A declared device without a pool has
@@ -197,6 +199,7 @@ func (c *Client) sync(ctx context.Context, newStream bool) error {
 	}
 	declared.refused = false
 	_, err := c.link.SyncDevices(ctx, &pb.SyncDevicesRequest{Devices: declared.devices})
+	declared.accepted.Store(err == nil)
 	switch status.Code(err) {
 	case codes.OK:
 		c.doubt(0)

@@ -19,8 +19,9 @@ import (
 )
 
 // WatchHealthStatus is the body of the driver's method: it forwards the agent's health lists to the
-// kubelet unchanged. Each call has its own stream. It returns nil, and only when ctx is done, because
-// the kubelet discards the health of all devices when a stream ends.
+// kubelet unchanged, but not the host's devices if the driver declares devices. Each call has its own stream.
+// It returns nil, and only when ctx is done, because the kubelet discards the health of all devices when a
+// stream ends.
 //
 // When the agent stops, is silent, or never answered, all devices become Unknown at once, with the
 // reason as message. No list of the agent is repeated: that would renew the lease of a device that the
@@ -61,6 +62,9 @@ func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 		}
 		began := time.Now()
 		for _, devices := range updates {
+			if len(devices) == 0 {
+				continue
+			}
 			select {
 			case <-ctx.Done():
 				return nil

@@ -417,6 +417,79 @@ func TestHealthIsForwardedWhileDeclarationFails(t *testing.T) {
 	})
 }
 
+// hostDevices is a list of the devices that the agent itself finds, which it reports until it has a declaration.
+func hostDevices(names ...string) *healthv1.NodeWatchResourcesResponse {
+	all := &healthv1.NodeWatchResourcesResponse{}
+	for _, name := range names {
+		all.Devices = append(all.Devices, healthy(name).GetDevices()...)
+	}
+	return all
+}
+
+// TestHostDevicesAreNotForwardedAsTheDriversOwn covers a driver whose devices have names of host devices: gpu-0 of the
+// host can be another GPU.
+func TestHostDevicesAreNotForwardedAsTheDriversOwn(t *testing.T) {
+	for _, refusal := range []codes.Code{codes.InvalidArgument, codes.Unavailable} {
+		t.Run(refusal.String(), func(t *testing.T) {
+			withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				var accepts atomic.Bool
+				a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+					if accepts.Load() {
+						return nil
+					}
+					return status.Error(refusal, "refused")
+				}
+				a.health = sendEvery(10*second, hostDevices("gpu-0", "gpu-1", "cpu-node0"), healthy("gpu-0"), healthy("gpu-1"),
+					healthy("gpu-0"))
+				a.start()
+				c.Declare(cpu("gpu-0"), cpu("gpu-2"))
+				k := startKubelet(ctx, c)
+				time.Sleep(35 * second)
+				for _, got := range k.received(t) {
+					if got.health != isUnknown || got.device != "gpu-0" && got.device != "gpu-2" {
+						t.Errorf("without a declaration the kubelet received %v", got)
+					}
+				}
+				accepts.Store(true)
+				c.Declare(cpu("gpu-0"), cpu("gpu-2"), cpu("gpu-3"))
+				time.Sleep(10 * second)
+				k.expect(t, reportedHealth{40 * second, "gpu-0", isHealthy, "", 30 * second})
+				a.stop()
+				time.Sleep(second)
+				for _, got := range k.received(t) {
+					if got.device == "gpu-1" || got.device == "cpu-node0" {
+						t.Errorf("without the agent the kubelet received %v", got)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestDevicesOfAnotherDeclarationAreForwarded covers an agent that keeps the former declaration because it refuses the
+// new one: it reports a removed device as Unknown for a while.
+func TestDevicesOfAnotherDeclarationAreForwarded(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			return status.Error(codes.InvalidArgument, "devices[1].name: 70 bytes, limit 63")
+		}
+		a.health = sendLists(healthy("a"), listOf("removed", healthv1.HealthStatus_UNKNOWN, 30, "declared.gone"))
+		a.start()
+		c.Declare(cpu("a"), cpu("too-long"))
+		startKubelet(ctx, c).expect(t, reportedHealth{0, "a", isHealthy, "", 30 * second},
+			reportedHealth{0, "removed", isUnknown, "declared.gone", 30 * second})
+	})
+}
+
+func TestHostDevicesAreForwardedForADriverThatDeclaresNone(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(hostDevices("gpu-0", "cpu-node0"))
+		a.start()
+		startKubelet(ctx, c).expect(t,
+			reportedHealth{0, "gpu-0", isHealthy, "", 30 * second}, reportedHealth{0, "cpu-node0", isHealthy, "", 30 * second})
+	})
+}
+
 func TestWatchReturnsNilIfKubeletLeavesWithoutReading(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.health = sendLists(healthy("a"), healthy("a"))

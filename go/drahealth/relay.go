@@ -6,6 +6,7 @@ package drahealth
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -21,6 +22,8 @@ const (
 	repeatMax = 10 * time.Second
 	// wholeList limits the time between the first and the last message of one list.
 	wholeList = time.Second
+	// hostCPU is the prefix of the names of the host's CPUs, which every list of all host devices has.
+	hostCPU = "cpu-node"
 )
 
 // relay decides which health lists the kubelet gets, and when. It has no I/O and reads no clock.
@@ -33,10 +36,14 @@ const (
 // An agent whose core hangs while its server works sends its last list to every new stream. So after a
 // silence the first list of a stream, which may have several messages, is held back until a later
 // message shows that the agent works.
+//
+// Until the agent has a declaration of the driver, for example after a refusal, it reports the host's devices. These
+// are not the driver's, not even a gpu-0 of the same name, which can be another GPU.
 type relay struct {
 	outage  string                   // reason why devices are Unknown; empty while the agent answers
 	leases  map[device]time.Duration // by device, for all devices ever reported
-	listed  map[device]bool          // devices on this stream
+	listed  map[device]time.Duration // lease by device, for the devices on this stream
+	host    bool                     // this stream has the host's devices, which are not the driver's
 	began   time.Time                // time of the first list of this stream
 	lease   time.Duration            // smallest lease on this stream; 0: no list yet
 	quiet   time.Time                // time of the last list
@@ -46,7 +53,7 @@ type relay struct {
 }
 
 func newRelay(now time.Time) *relay {
-	return &relay{leases: map[device]time.Duration{}, listed: map[device]bool{}, quiet: now}
+	return &relay{leases: map[device]time.Duration{}, listed: map[device]time.Duration{}, quiet: now}
 }
 
 // silent returns the time at which the agent counts as silent.
@@ -65,14 +72,22 @@ func (s *relay) due() time.Time {
 	return s.silent()
 }
 
-// received handles a list of the agent. Like lost and waited, it returns the lists for the kubelet.
+// received handles a list of the agent. Like lost and waited, it returns the lists for the kubelet, which may be empty.
 func (s *relay) received(got list, declared *declaration, now time.Time) [][]kubeletplugin.DeviceHealth {
 	if got.first {
-		s.began, s.listed = now, map[device]bool{}
+		s.began, s.listed, s.host = now, map[device]time.Duration{}, false
 	}
 	for _, reported := range got.devices {
 		key := device{reported.PoolName, reported.DeviceName}
-		s.leases[key], s.listed[key] = reported.HealthCheckTimeout, true
+		s.listed[key] = reported.HealthCheckTimeout
+		s.host = s.host || strings.HasPrefix(key.name, hostCPU) && !declared.has(key)
+	}
+	s.host = s.host && !declared.accepted.Load()
+	if s.host {
+		got.devices = nil
+	}
+	for _, reported := range got.devices {
+		s.leases[device{reported.PoolName, reported.DeviceName}] = reported.HealthCheckTimeout
 	}
 	s.lease = s.smallestLease(declared)
 	s.quiet = now
@@ -102,7 +117,7 @@ func (s *relay) hide(lists [][]kubeletplugin.DeviceHealth, hidden map[device]boo
 	}
 	last := &lists[len(lists)-1]
 	for key := range hidden {
-		if key.pool != "" && !s.listed[key] {
+		if _, listed := s.listed[key]; key.pool != "" && (s.host || !listed) {
 			s.leases[key] = cmp.Or(s.lease, defaultLease) // lists come three times within s.lease
 			*last = append(*last, kubeletplugin.DeviceHealth{
 				PoolName: key.pool, DeviceName: key.name, Health: kubeletplugin.HealthStatusUnknown,
@@ -183,9 +198,9 @@ func (s *relay) unknown(declared *declaration, now time.Time) [][]kubeletplugin.
 // smallestLease returns the smallest lease of the declared devices on this stream, else of all devices on it: the
 // agent omits a device that is no longer declared, and then lists only come at the pace of the others.
 func (s *relay) smallestLease(declared *declaration) (smallest time.Duration) {
-	for key := range s.listed {
+	for key, lease := range s.listed {
 		if declared.has(key) {
-			smallest = smaller(smallest, s.leases[key])
+			smallest = smaller(smallest, lease)
 		}
 	}
 	if smallest == 0 && declared != nil {
