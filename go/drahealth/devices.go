@@ -20,6 +20,9 @@ const (
 	syncTimeout = 5 * time.Second
 	// declareMax is the longest pause before a failed declaration is repeated.
 	declareMax = 30 * time.Second
+	// declareEvery is the time between two declarations of the same devices, declareWatch how long a client makes them.
+	declareEvery = time.Minute
+	declareWatch = time.Hour
 	// defaultLease is the kubelet's lease of a device without its own.
 	defaultLease = 30 * time.Second
 )
@@ -146,7 +149,8 @@ func (d *declaration) has(key device) bool {
 }
 
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
-// again on each new connection. A driver that writes devices.d does not call Declare.
+// again on each new connection, and in the client's first hour once a minute. A driver that writes devices.d
+// does not call Declare.
 //
 // Declare returns at once. OnError gets the agent's refusal once; invalid devices are declared again with the
 // next call or stream only. An agent that is too old for declarations is not an error.
@@ -154,13 +158,20 @@ func (c *Client) Declare(devices ...Device) {
 	c.redeclare(append([]Device{}, devices...))
 }
 
-// keepDeclared repeats declarations until they succeed.
+// keepDeclared repeats declarations until they succeed, and in the first hour once a minute. In a rolling update,
+// after a restart of the agent or the kubelet, both instances of the driver declare their devices, in any order: the new
+// instance must be the last. The former one, whose first hour is over, must not replace these devices.
 func (c *Client) keepDeclared() {
-	for {
+	for began := time.Now(); ; {
+		var again <-chan time.Time
+		if time.Since(began) < declareWatch {
+			again = time.After(declareEvery)
+		}
 		select {
 		case <-c.background.Done():
 			return
 		case <-c.undeclared:
+		case <-again: // the agent writes nothing if the devices are the same
 		}
 		for pause := reconnectMax; c.sync(c.background, false) != nil; pause = min(2*pause, declareMax) {
 			select {
