@@ -379,21 +379,32 @@ func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome
 		defer cancel()
 		returned <- run.call(timed, c.checks.deviceOf(run))
 	}()
+	return outcomeOf(ctx, timed, returned)
+}
+
+// outcomeOf waits for the outcome of a run until its context timed is done; ctx is that of all runs.
+func outcomeOf(ctx, timed context.Context, returned <-chan outcome) (outcome, <-chan outcome) {
+	late := outcome{err: errors.New(noAnswerInTime)}
+	var found outcome
 	select {
-	case found := <-returned:
-		if found.err != nil && timed.Err() == context.DeadlineExceeded {
-			found = late // whatever the error says: the text must be the same each time
-		}
-		return found, nil
+	case found = <-returned:
 	case <-timed.Done():
-		if ctx.Err() != nil { // the driver may soon free what the check uses
-			select {
-			case <-returned:
-			case <-time.After(budget):
+		select {
+		case found = <-returned: // a run that returns ends timed, too
+		default:
+			if ctx.Err() != nil { // the driver may soon free what the check uses
+				select {
+				case <-returned:
+				case <-time.After(budget):
+				}
 			}
+			return late, returned
 		}
-		return late, returned
 	}
+	if found.err != nil && timed.Err() == context.DeadlineExceeded {
+		found = late // whatever the error says: the text must be the same each time
+	}
+	return found, nil
 }
 
 // call calls the check's Run. A panic becomes an error, because it would end the driver.

@@ -174,6 +174,20 @@ func TestCheckThatReturnsItsContextsErrorHasTheSameTextAsAHungOne(t *testing.T) 
 	})
 }
 
+// TestOutcomeOfARunThatHasReturnedCounts covers a busy machine: the context of a run is cancelled when the run has
+// returned, possibly before the result is read.
+func TestOutcomeOfARunThatHasReturnedCounts(t *testing.T) {
+	for range 50 { // select takes a random one of several cases
+		timed, cancel := context.WithCancel(t.Context())
+		returned := make(chan outcome, 1)
+		returned <- outcome{finding: Degraded("card.slow", "slow")}
+		cancel()
+		if found, hung := outcomeOf(t.Context(), timed, returned); found.finding == nil || hung != nil {
+			t.Fatalf("the outcome is %v, and the run hangs: %t", found, hung != nil)
+		}
+	}
+}
+
 func TestCheckThatPanicsHasNoResultAndRunsAgain(t *testing.T) {
 	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported
