@@ -212,14 +212,16 @@ func (call *Call) Done(claim *resourceapi.ResourceClaim) {
 	call.ended(claim, &pb.PrepareOutcome{}, nil)
 }
 
-// Fail records that a claim was not prepared. more are errors with evidence that err does not wrap.
+// Fail records that a claim was not prepared. more are errors with evidence that err does not wrap. Of more than 16
+// pieces of evidence err and more have half each, if both have so many.
 func (call *Call) Fail(claim *resourceapi.ResourceClaim, err error, more ...error) {
+	own := evidenceOf(err)
 	var evidence []*pb.Evidence
 	for _, further := range more {
 		evidence = append(evidence, evidenceOf(further)...)
 	}
-	evidence = append(evidence, evidenceOf(err)...)
-	evidence = evidence[:min(len(evidence), evidenceCount)]
+	evidence = evidence[:min(len(evidence), evidenceCount-min(len(own), evidenceCount/2))]
+	evidence = append(evidence, cutEvidence(own, evidenceCount-len(evidence))...)
 	call.ended(claim, &pb.PrepareOutcome{Failed: true, Evidence: evidence}, err)
 }
 

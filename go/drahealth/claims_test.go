@@ -738,6 +738,50 @@ func TestLastResultOfAClaimIsReportedOnce(t *testing.T) {
 	})
 }
 
+func TestEvidenceOfTheErrorItselfIsReportedDespiteManyMore(t *testing.T) {
+	many := make([]error, 12)
+	for number := range many {
+		many[number] = fmt.Errorf("attempt %d: %w", number, syscall.EAGAIN)
+	}
+	broken := FailedDevice("gpu-3", "gpu.link", "link is down")
+	for _, test := range []struct {
+		name       string
+		err        error
+		more       []error
+		wantErrnos int // of both
+	}{
+		{"many more errors", broken, many, 7},
+		{"many errors in the error", errors.Join(append([]error{broken}, many...)...), many[:2], 2 + 10},
+		{"many errors in both", errors.Join(append([]error{broken}, many...)...), many, 4 + 6},
+		{"few errors", broken, many[:2], 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				a.check = noBlockers
+				reported := a.recordReport()
+				a.start()
+				call := c.StartPrepare(ctx, claims("bad"))
+				call.Fail(claim("bad"), test.err, test.more...)
+				call.Report()
+				evidence := reported().GetOutcomes()[0].GetEvidence()
+				errnos, ofDriver := 0, 0
+				for _, piece := range evidence {
+					if piece.GetErrno() != nil {
+						errnos++
+					}
+					if piece.GetDriverError().GetCode() == "gpu.link" {
+						ofDriver++
+					}
+				}
+				if last := evidence[len(evidence)-1].GetText(); len(evidence) > evidenceCount || ofDriver != 1 ||
+					errnos != test.wantErrnos || last != test.err.Error() {
+					t.Errorf("%d pieces, %d of an errno, %d of the driver, the last is %q", len(evidence), errnos, ofDriver, last)
+				}
+			})
+		})
+	}
+}
+
 func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check = noBlockers

@@ -229,8 +229,15 @@ func evidenceOf(err error) []*pb.Evidence {
 	}
 	w := walk{whole: evidenceText(err.Error())}
 	w.errors(err, place{})
-	found := w.found[:min(len(w.found), evidenceCount-1)]
-	return append(found, &pb.Evidence{Kind: &pb.Evidence_Text{Text: w.whole}})
+	return cutEvidence(append(w.found, &pb.Evidence{Kind: &pb.Evidence_Text{Text: w.whole}}), evidenceCount)
+}
+
+// cutEvidence cuts the evidence in an error to at most limit pieces. The last one, the error's text, stays.
+func cutEvidence(found []*pb.Evidence, limit int) []*pb.Evidence {
+	if len(found) <= limit {
+		return found
+	}
+	return append(found[:limit-1], found[len(found)-1])
 }
 
 // place is the operation, the path and the requests from the outer errors.
