@@ -93,7 +93,7 @@ type HealthCheck struct {
 	// Every is the time between two runs, 100 ms to an hour.
 	Every time.Duration
 	// Timeout is the longest duration of a run; 0: Every. The context of Run ends then. A run that ignores
-	// that has no result, and no other run begins until it has returned.
+	// that has no result, and no other run on a device of this name begins until it has returned.
 	Timeout time.Duration
 	// Devices returns whether a device is checked; nil: all declared devices are. Check and Declare call it.
 	Devices func(Device) bool
@@ -167,10 +167,11 @@ type checks struct {
 	runs   map[checkKey]*checkRun
 	newest map[checkKey]result
 	unsent map[checkKey]bool
-	ran    map[checkKey]int64 // number of the last run, also of devices that are no longer declared
-	known  map[device]Part    // the part that the agent accepted last, also of these
-	absent bool               // the agent does not have ReportChecks
-	failed bool               // OnError got the agent's refusal of a result
+	ran    map[checkKey]int64           // number of the last run, also of devices that are no longer declared
+	known  map[device]Part              // the part that the agent accepted last, also of these
+	ended  map[checkKey]<-chan struct{} // closed when the last run has returned, also of these
+	absent bool                         // the agent does not have ReportChecks
+	failed bool                         // OnError got the agent's refusal of a result
 }
 
 // checkRun is a check of a device that runs periodically.
@@ -188,7 +189,7 @@ func newChecks() *checks {
 	return &checks{
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, runsMax),
 		runs: map[checkKey]*checkRun{}, newest: map[checkKey]result{}, unsent: map[checkKey]bool{},
-		ran: map[checkKey]int64{}, known: map[device]Part{},
+		ran: map[checkKey]int64{}, known: map[device]Part{}, ended: map[checkKey]<-chan struct{}{},
 	}
 }
 
@@ -322,11 +323,9 @@ func (c *Client) runPeriodically(ctx context.Context, key checkKey, run *checkRu
 	every := run.check.Every
 	due := time.Now()
 	period := every/2 + rand.N(every/2+1)
-	var hung <-chan outcome // the last run has not returned
 	for {
-		var found outcome
 		c.checks.begin(run)
-		found, hung = c.runOnce(ctx, run, hung)
+		found := c.runOnce(ctx, key, run)
 		if ctx.Err() != nil {
 			return
 		}
@@ -352,16 +351,11 @@ type outcome struct {
 	err     error
 }
 
-// runOnce runs a check, unless its last run has not returned. It returns a channel with the outcome of a
-// run that did not return in time.
-func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome) (outcome, <-chan outcome) {
-	late := outcome{err: errors.New(noAnswerInTime)}
-	if hung != nil {
-		select {
-		case <-hung: // a result that is too late does not count
-		default:
-			return late, hung
-		}
+// runOnce runs a check, unless the last run of the check on a device of this name does not return within the timeout.
+// That run may be on former hardware; a result that is too late does not count.
+func (c *Client) runOnce(ctx context.Context, key checkKey, run *checkRun) outcome {
+	if !c.checks.waitEnded(ctx, key, run.check.Timeout) {
+		return outcome{err: errors.New(noAnswerInTime)}
 	}
 	waited := time.NewTimer(run.check.Every)
 	defer waited.Stop()
@@ -369,13 +363,17 @@ func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome
 	case c.checks.slots <- struct{}{}:
 		defer func() { <-c.checks.slots }()
 	case <-waited.C:
-		return outcome{err: fmt.Errorf("not run: %d checks are running", runsMax)}, nil
+		return outcome{err: fmt.Errorf("not run: %d checks are running", runsMax)}
 	case <-ctx.Done():
-		return outcome{}, nil
+		return outcome{}
+	}
+	returned, ended := make(chan outcome, 1), make(chan struct{})
+	if !c.checks.started(ctx, key, ended) {
+		return outcome{}
 	}
 	timed, cancel := context.WithTimeout(ctx, run.check.Timeout)
-	returned := make(chan outcome, 1)
 	go func() {
+		defer close(ended)
 		defer cancel()
 		returned <- run.call(timed, c.checks.deviceOf(run))
 	}()
@@ -383,7 +381,7 @@ func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome
 }
 
 // outcomeOf waits for the outcome of a run until its context timed is done; ctx is that of all runs.
-func outcomeOf(ctx, timed context.Context, returned <-chan outcome) (outcome, <-chan outcome) {
+func outcomeOf(ctx, timed context.Context, returned <-chan outcome) outcome {
 	late := outcome{err: errors.New(noAnswerInTime)}
 	var found outcome
 	select {
@@ -398,13 +396,13 @@ func outcomeOf(ctx, timed context.Context, returned <-chan outcome) (outcome, <-
 				case <-time.After(budget):
 				}
 			}
-			return late, returned
+			return late
 		}
 	}
 	if found.err != nil && timed.Err() == context.DeadlineExceeded {
 		found = late // whatever the error says: the text must be the same each time
 	}
-	return found, nil
+	return found
 }
 
 // call calls the check's Run. A panic becomes an error, because it would end the driver.
@@ -432,6 +430,37 @@ func (k *checks) deviceOf(run *checkRun) Device {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return run.device
+}
+
+// waitEnded waits until the last run of a check of a device has returned; it returns false after the timeout, or once ctx
+// is done.
+func (k *checks) waitEnded(ctx context.Context, key checkKey, timeout time.Duration) bool {
+	k.mu.Lock()
+	ended := k.ended[key]
+	k.mu.Unlock()
+	if ended == nil {
+		return true
+	}
+	timed, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	select {
+	case <-ended:
+		return true
+	case <-timed.Done():
+		return false
+	}
+}
+
+// started notes that a run begins, whose return closes ended. It returns false if ctx is done: the check of a device
+// that was declared since then may run.
+func (k *checks) started(ctx context.Context, key checkKey, ended <-chan struct{}) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	k.ended[key] = ended
+	return true
 }
 
 // begin notes that a run is in progress until its result is set.
