@@ -108,6 +108,19 @@ def test_fault_that_recurred_and_ended_between_evaluations_is_reported() -> None
     assert 60 <= seconds_until_healthy(node) <= 60 + 5
 
 
+@pytest.mark.parametrize(("gap_s", "times"), [(5, 12), (70, 1)])
+def test_fault_that_got_worse_and_ended_between_evaluations_is_reported(gap_s: int, times: int) -> None:
+    node = GpuNode()
+    node.xid(0, 94)
+    assert node.cause("gpu.xid.94").severity is Severity.DEGRADED
+    node.wait(gap_s)
+    node.xid(0, 94, times=times)
+    for _ in range(30):
+        node.read()
+    assert node.cause("gpu.xid.94").severity is Severity.UNHEALTHY
+    assert 60 <= seconds_until_healthy(node) <= 60 + 5
+
+
 def test_late_event_of_resolved_fault_does_not_report_it_again() -> None:
     node = GpuNode()
     node.log_xid(0, 48)

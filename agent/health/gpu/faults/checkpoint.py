@@ -237,7 +237,7 @@ def resolve_faults(
             _resolution_times(key, fault, decision, signs.get(key.gpu_number, RecoverySigns()), now),
             default=None,
         )
-        if ends_ns is not None and _is_first_seen(fault, before.get(key)):
+        if ends_ns is not None and _has_new_occurrence(fault, before.get(key)):
             ends_ns = max(ends_ns, now.mono_ns + NS)
         if ends_ns is None or ends_ns > now.mono_ns:
             faults[key] = fault
@@ -247,13 +247,16 @@ def resolve_faults(
     return replace(log, faults=faults), min(due, default=None)
 
 
-def _is_first_seen(fault: Fault, before: Fault | None) -> bool:
-    """Return whether the last evaluation did not know a fault, and the agent ran when the fault occurred.
+def _has_new_occurrence(fault: Fault, before: Fault | None) -> bool:
+    """Return whether a fault occurred since the last evaluation, while the agent ran.
 
-    A late report of a fault that was resolved in between is not the first.
+    A late report of a fault that was resolved in between is no new occurrence.
     """
-    is_known = before is not None and not (before.resolved and fault.last.mono_ns > before.resolved.mono_ns)
-    return not (is_known or fault.before_start)
+    if before is None or fault.before_start:
+        return not fault.before_start
+    if before.resolved:
+        return fault.last.mono_ns > before.resolved.mono_ns
+    return (fault.last, fault.times) != (before.last, before.times)
 
 
 def _is_old_info(fault: Fault, now: Instant) -> bool:
