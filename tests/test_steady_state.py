@@ -251,6 +251,16 @@ def test_lasting_fault_does_not_repeat_all_evaluations(
     assert few == all_verdicts(paths, CHANGES["same"])[0]
 
 
+def test_state_with_a_fault_that_ended_before_its_report_is_not_steady() -> None:
+    node = GpuNode()
+    node.rest(120)
+    node.nvml_xid(0, 48)
+    for _ in range(30):
+        node.read()
+    report = node.evaluate()
+    assert find_steady_state(node.state, node.snapshot(), report, _names, with_cgroups=False) is None
+
+
 # --- readings -----------------------------------------------------------------------------------------------
 
 

@@ -235,7 +235,9 @@ def _fault_ends(
 ) -> Iterator[int]:
     """Yield the times at which a latched fault may end, or get another severity [ns]."""
     log = state.gpus.fault_log
-    _, due_ns = resolve_faults(log, decisions, state.gpus.recovery_signs, log.faults, now)
+    next_log, due_ns = resolve_faults(log, decisions, state.gpus.recovery_signs, log.faults, now)
+    if next_log.faults != log.faults:  # a fault has ended that was reported first
+        yield now.mono_ns
     if due_ns is not None:
         yield due_ns
     for key, fault in log.faults.items():
