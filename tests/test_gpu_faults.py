@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 from gpu_samples import ABSENT, H100, T4
-from paper_gpus import OLD_DRIVER, SECOND_BOOT, GpuNode
+from paper_gpus import OLD_DRIVER, SECOND_BOOT, GpuNode, PaperLog
 
 from agent.health.gpu.faults.match_reports import FAULTS_MAX, WAITING_MAX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample
@@ -435,6 +435,103 @@ def test_reports_ten_seconds_apart_are_two_occurrences(nvml_first: bool) -> None
     node.wait(10)
     second()
     assert node.times(0, 48) == 2
+
+
+def report_after_pause(node: GpuNode, code: int, order: str, *, pause_s: float, times: int = 1) -> None:
+    """Report an XID during a pause in which no process runs: NVML's call returns at the end of the pause."""
+    node.log_xid(0, code, times=times)
+    lines, node.kmsg = node.kmsg, PaperLog()
+    node.wait(pause_s)
+    gi, ci = (1, 0) if node.gpus[0].migs else (WHOLE_GPU, WHOLE_GPU)
+    if order == "nvml":
+        node.nvml_xid(0, code, gi, ci, times)
+        node.evaluate()
+        node.wait(0.2)
+    node.kmsg = lines
+    if order == "log":
+        node.evaluate()
+        node.wait(2)
+    if order != "nvml":
+        node.nvml_xid(0, code, gi, ci, times)
+    node.evaluate()
+
+
+@pytest.mark.parametrize("order", ["nvml", "log", "together"])
+@pytest.mark.parametrize("pause_s", [6, 90])
+def test_xid_during_a_pause_of_the_agent_is_one_occurrence(order: str, pause_s: float) -> None:
+    node = GpuNode()
+    node.rest(30)
+    report_after_pause(node, 94, order, pause_s=pause_s, times=3)
+    (fault,) = node.state.gpus.fault_log.faults.values()
+    assert (fault.times, len(fault.bursts)) == (3, 1)
+    assert node.cause("gpu.xid.94").severity is Severity.DEGRADED
+
+
+@pytest.mark.parametrize("order", ["nvml", "log", "together"])
+@pytest.mark.parametrize("pause_s", [6, 90])
+def test_xid_of_an_instance_during_a_pause_affects_that_instance(order: str, pause_s: float) -> None:
+    node = partitioned_node()
+    node.rest(30)
+    report_after_pause(node, 94, order, pause_s=pause_s)
+    node.rest(2)
+    assert ["gpu.xid.94" in node.codes(name) for name in INSTANCES] == [True, False, False]
+    assert [(f.times, len(f.bursts)) for f in node.state.gpus.fault_log.faults.values()] == [(1, 1)]
+
+
+def test_xid_after_an_xid_during_a_pause_of_the_agent_is_in_its_burst() -> None:
+    node = GpuNode()
+    node.rest(30)
+    node.xid(0, 94)
+    node.rest(9)
+    node.wait(40)
+    report_after_pause(node, 94, "together", pause_s=30)
+    assert node.cause("gpu.xid.94").severity is Severity.DEGRADED
+
+
+@pytest.mark.parametrize("is_nvml_paused", [True, False])
+def test_xids_of_two_instances_during_a_pause_affect_these_instances(is_nvml_paused: bool) -> None:
+    node = partitioned_node()
+    node.rest(30)
+    for gi, ci, gap_s in ((1, 0, 20), (2, 1, 70)):
+        node.log_xid(0, 94, f"pid={gi}, name=python, Contained memory error")
+        if not is_nvml_paused:
+            node.nvml_xid(0, 94, gi, ci)
+        node.wait(gap_s)
+    if is_nvml_paused:
+        node.nvml_xid(0, 94, 1, 0)
+        node.nvml_xid(0, 94, 2, 1)
+    node.evaluate()
+    node.rest(3)
+    assert ["gpu.xid.94" in node.codes(name) for name in INSTANCES] == [True, False, True]
+    assert node.cause("gpu.xid.94").severity is Severity.INFO
+
+
+def test_bursts_during_a_pause_of_the_agent_are_a_recurrence() -> None:
+    node = GpuNode()
+    node.rest(30)
+    node.log_xid(0, 94)
+    node.wait(70)
+    node.log_xid(0, 94)
+    node.wait(30)
+    node.nvml_xid(0, 94, times=2)
+    assert node.cause("gpu.xid.94").severity is Severity.UNHEALTHY
+    assert node.times(0, 94) == 2
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+@pytest.mark.parametrize("nvml_first", [True, False])
+def test_xids_six_seconds_apart_after_a_pause_are_two_occurrences(nvml_first: bool, is_paused: bool) -> None:
+    node = GpuNode()
+    node.rest(30)
+    report_after_pause(node, 48, "together", pause_s=90 if is_paused else 0)
+    node.wait(6)
+    node.xid(0, 48)
+    assert node.times(0, 48) == 2
+    reporters = [lambda: node.nvml_xid(0, 48), lambda: node.log_xid(0, 48)]
+    for times, report in enumerate(reporters if nvml_first else reporters[::-1], 3):
+        node.wait(6)
+        report()
+        assert node.times(0, 48) == times
 
 
 def test_each_occurrence_is_counted_once() -> None:

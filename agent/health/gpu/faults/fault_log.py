@@ -99,6 +99,8 @@ class Fault:
     """Number of reports in the newest series (less than 5 s apart), by reporter."""
     log_us: int = 0
     """Kernel log time of the fault's newest counted line [us]; 0: no line."""
+    log_read_ns: int = 0
+    """Time at which the newest counted line was read, as :attr:`Occurrence.read_ns` [ns]; 0: no line."""
     lines: tuple[XidLine | SxidLine, ...] = ()
     texts: tuple[str, ...] = ()
     bursts: tuple[Burst, ...] = ()
@@ -143,7 +145,8 @@ class Occurrence(NamedTuple):
     first: Instant
     last: Instant
     read_ns: int
-    """Monotonic time at which the agent read the report of the occurrence [ns]."""
+    """Monotonic time at which the agent read the report of the occurrence [ns]; for a line from before the
+    agent's start, the time of the line."""
     reporter: FaultChannel
     log_us: int = 0
     text: str = ""

@@ -190,7 +190,7 @@ def _occurrences(
         times=times,
         first=min(first, last),
         last=last,
-        read_ns=now.mono_ns,
+        read_ns=last.mono_ns if old else now.mono_ns,
         reporter=FaultChannel.COMPANION_LINE if is_companion else FaultChannel.LOG,
         log_us=line.last_us,
         text=line.text,

@@ -58,11 +58,13 @@ def match_reports(
     fault. Most faults are reported by NVML and by the kernel log. Reports of NVML are added first."""
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
-    order = attrgetter("reporter", "last.mono_ns", "log_us")
-    for new in sorted([*log.waiting, *occurrences], key=order):
+    reports = sorted([*log.waiting, *occurrences], key=attrgetter("reporter", "last.mono_ns", "log_us"))
+    lines = [new for new in reports if new.reporter is not FaultChannel.NVML]
+    for new in reports:
         if is_placeholder_instance(new.key, gpus):
             new = new._replace(key=new.key._replace(gi=WHOLE_GPU, ci=WHOLE_GPU))
         if new.reporter is FaultChannel.NVML:
+            new = _with_times_of_lines(new, lines, faults)
             _reassign_log_faults(faults, new, log.boot_id)
         elif isinstance(new.line, SxidLine) and (new.line.ended or new.line.is_companion):
             _apply_switch_remark(faults, new, new.line, log.boot_id)
@@ -105,6 +107,52 @@ def _may_name_same_fault(left: FaultKey, right: FaultKey) -> bool:
     )
 
 
+def _with_times_of_lines(
+    new: Occurrence, lines: list[Occurrence], faults: dict[FaultKey, Fault]
+) -> Occurrence:
+    """Return NVML's report ``new``, with the times of the log lines about the same fault if it came late.
+
+    NVML's report has the time at which an NVML call returned. After a pause in which the agent got no CPU
+    time, this is the end of the pause, but log lines have the times of the fault.
+
+    Args:
+        lines: New log lines that match no report of NVML. Those that match ``new`` are removed.
+    """
+    known = [
+        Occurrence(key, new.xid, times, fault.last, fault.last, fault.log_read_ns, FaultChannel.LOG)
+        for key, fault in faults.items()
+        if (times := max(fault.recent_reports) - fault.recent_reports[FaultChannel.NVML])
+    ]
+    found: list[Occurrence] = []
+    for line in sorted([*known, *lines], key=attrgetter("last.mono_ns")):
+        is_same = _may_name_same_fault(line.key, new.key) and _may_be_same_report(line, new.last)
+        if is_same and sum(taken.times for taken in found) < new.times:
+            found.append(line)
+    if sum(line.times for line in found) < new.times:
+        return new
+    lines[:] = [line for line in lines if line not in found]
+    if all(new.last.mono_ns - line.last.mono_ns <= SAME_FAULT_NS for line in found):
+        return new
+    last = found[-1].last
+    return new._replace(first=found[0].first if new.times > 1 else last, last=last)
+
+
+def _may_be_same_report(line: Occurrence, moment: Instant) -> bool:
+    """Return whether a report of NVML at ``moment`` may be about the fault of a log line: it is near the
+    line's time, or after it, but at most SAME_FAULT_NS after the agent read the line."""
+    until_ns = max(line.last.mono_ns, line.read_ns) + SAME_FAULT_NS
+    return line.last.mono_ns - SAME_FAULT_NS <= moment.mono_ns <= until_ns
+
+
+def _is_same_series(fault: Fault, new: Occurrence) -> bool:
+    """Return whether a report belongs to the newest series of reports of a fault: it is near the last
+    occurrence, or it is a log line of a pause, for which the series has a report of NVML."""
+    if occurred_near(fault, new.last, SAME_FAULT_NS):
+        return True
+    is_missing = fault.recent_reports[new.reporter] < fault.recent_reports[FaultChannel.NVML]
+    return is_missing and _may_be_same_report(new, fault.last)
+
+
 def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> FaultKey | None:
     """Return the identity of the fault of NVML that the log line ``new`` also reports; None: no such fault.
     If several faults match, one that no log line has reported yet is preferred."""
@@ -113,10 +161,11 @@ def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> Faul
         for key, fault in faults.items()
         if _may_name_same_fault(key, new.key)
         and fault.recent_reports[FaultChannel.NVML]
-        and occurred_near(fault, new.last, SAME_FAULT_NS)
+        and _is_same_series(fault, new)
     ]
     found.sort(
         key=lambda item: (
+            not occurred_near(item[1], new.last, SAME_FAULT_NS),
             item[1].recent_reports[new.reporter] >= item[1].recent_reports[FaultChannel.NVML],
             item[0] != new.key,
         )
@@ -142,6 +191,7 @@ def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id
         moved = new._replace(
             times=reports,
             last=logged.last,
+            read_ns=logged.log_read_ns,
             reporter=FaultChannel.LOG,
             log_us=logged.log_us,
             text=logged.texts[-1] if logged.texts else "",
@@ -227,7 +277,7 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
             fault = replace(fault, lines=before.lines, texts=before.texts)
     else:
         fault = before
-    earlier = fault.recent_reports if occurred_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
+    earlier = fault.recent_reports if _is_same_series(fault, new) else NO_REPORTS
     reports = _add_reports(earlier, new)
     if new.first_line and new.first_line.location:
         lines, texts = _with_line(fault, new._replace(line=new.first_line, text=new.first_text))
@@ -240,6 +290,7 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
         times=fault.times + max(reports) - max(earlier),
         recent_reports=reports,
         log_us=max(fault.log_us, new.log_us),
+        log_read_ns=fault.log_read_ns if new.reporter is FaultChannel.NVML else new.read_ns,
         lines=lines,
         texts=texts,
         bursts=_bursts(before, new, boot_id),
