@@ -891,6 +891,50 @@ def test_thermal_slowdown_that_ended_before_the_start_is_no_cause() -> None:
     assert node.codes() == []
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_thermal_slowdown_that_ended_between_evaluations_is_reported(is_known: bool) -> None:
+    node = GpuNode(1)
+    node.rest(20)
+    if is_known:
+        for line in (HOT, COOL):
+            node.log(line.format(0))
+            node.rest(20)
+    for line in (HOT, COOL):
+        node.log(line.format(0))
+        node.wait(0.5)
+    assert node.codes() == [SLOW]
+    assert node.state.due_ns is not None
+    assert node.state.due_ns <= node.now_ns + NS
+    node.rest(20)
+    assert node.codes() == []
+    assert all(fault.resolved for fault in node.state.gpus.fault_log.faults.values())
+
+
+def test_slowdown_that_ends_and_begins_again_between_evaluations_lasts() -> None:
+    node = GpuNode(1)
+    node.rest(20)
+    for line in (HOT, COOL):
+        node.log(line.format(0))
+        node.wait(0.5)
+    node.evaluate()
+    node.log(HOT.format(0))
+    node.rest(20)
+    assert node.codes() == [SLOW]
+
+
+def test_flood_of_ends_of_slowdowns_ends_all_of_them() -> None:
+    node = GpuNode(1)
+    node.rest(20)
+    for line in (HOT, COOL):
+        for switch in range(WAITING_MAX + 2):
+            node.log(line.format(switch))
+    node.evaluate()
+    assert len(node.state.gpus.fault_log.waiting) == WAITING_MAX
+    node.rest(20)
+    assert node.codes() == []
+    assert sxid_times(node, 10005) == []
+
+
 def test_end_of_a_slowdown_that_is_not_known_is_no_cause() -> None:
     node = GpuNode(1)
     node.log(COOL.format(0))

@@ -172,7 +172,8 @@ class FaultLog:
     boot_id: str = ""
     faults: Mapping[FaultKey, Fault] = field(default_factory=dict)
     waiting: tuple[Occurrence, ...] = ()
-    """Reports of log lines for which NVML has yet to name the MIG instance."""
+    """Log lines for which NVML has yet to name the MIG instance, and ends of faults that are not reported
+    yet."""
     started_ns: int = 0
     registry: tuple[KnownGpu, ...] = ()
     """GPUs that the agent knows, with the stable numbers that the faults name."""

@@ -67,24 +67,26 @@ def match_reports(
             new = _with_times_of_lines(new, lines, faults)
             _reassign_log_faults(faults, new, log.boot_id)
         elif isinstance(new.line, SxidLine) and (new.line.ended or new.line.is_companion):
-            _apply_switch_remark(faults, new, new.line, log.boot_id)
+            is_new = _is_unreported(faults.get(new.key), log.faults.get(new.key))
+            if new.line.ended and is_new and len(waiting) < WAITING_MAX:
+                waiting.append(new)
+            else:
+                _apply_switch_remark(faults, new, new.line, log.boot_id)
             continue
         elif (key := _matching_nvml_fault(faults, new)) is not None:
             new = new._replace(key=key)
-        elif _must_wait_for_nvml(new, gpus, now):
+        elif len(waiting) < WAITING_MAX and _must_wait_for_nvml(new, gpus, now):
             waiting.append(new)
             continue
         faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
-    for new in waiting[WAITING_MAX:]:  # too many: do not wait for NVML
-        faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
     _mark_cancelled(faults)
     mark_roots(faults)
-    return replace(log, faults=_without_excess(faults), waiting=tuple(waiting[:WAITING_MAX]))
+    return replace(log, faults=_without_excess(faults), waiting=tuple(waiting))
 
 
 def next_wait_end_ns(log: FaultLog) -> int | None:
-    """Return the monotonic time at which the first waiting log line stops waiting for NVML's report [ns].
-    None: no line waits."""
+    """Return the monotonic time at which the first waiting log line stops waiting [ns]. None: no line
+    waits."""
     return min((waiting.read_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
 
 
@@ -210,6 +212,14 @@ def _must_wait_for_nvml(new: Occurrence, gpus: GpuRuleState, now: Instant) -> bo
 
 
 # --- lines of NVSwitches that are no occurrences -----------------------------------------------------------
+
+
+def _is_unreported(fault: Fault | None, before: Fault | None) -> bool:
+    """Return whether a fault occurred since the last evaluation, after which it was ``before``. Then its end
+    waits for the next evaluation, so that the fault is reported."""
+    if fault is None or fault.resolved or fault.before_start:
+        return False
+    return before is None or before.resolved is not None
 
 
 def _apply_switch_remark(
