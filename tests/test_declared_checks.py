@@ -217,10 +217,29 @@ def test_unfinished_check_does_not_make_device_healthy() -> None:
 def test_check_that_stalls_is_unknown_with_its_limit() -> None:
     node = Node()
     node.check()
-    node.wait(60)
-    device = device_of(node.evaluate(), "dev-0")
+    device = device_of(node.next(20), "dev-0")
     assert codes(device) == ["source.stalled"]
     assert device.causes[0].evidence == "check.firmware: no pass for more than 15 s"
+
+
+@pytest.mark.parametrize("pause_s", [20, 300])
+def test_slow_check_does_not_stall_while_the_agent_is_stopped(pause_s: float) -> None:
+    node = Node()
+    node.check()
+    node.next(3)
+    node.wait(pause_s)
+    assert health_and_codes(node.next(4)) == (Health.HEALTHY, []), "the check takes some seconds"
+    assert health_and_codes(node.check()) == (Health.HEALTHY, [])
+
+
+@pytest.mark.parametrize("pauses", [1, 9])
+def test_check_that_hangs_stalls_although_the_agent_was_stopped(pauses: int) -> None:
+    node = Node()
+    node.check()
+    for _ in range(pauses):
+        node.wait(20)
+        node.evaluate()
+    assert health_and_codes(node.next(15)) == (Health.UNKNOWN, ["source.stalled"])
 
 
 def restart_driver(node: Node, boot_id: str = "boot-1") -> Report:

@@ -640,7 +640,7 @@ def test_stalled_source_schedules_an_evaluation(period_s: float, again_s: float)
     node.next()
     node.stuck = {"hugepages"}
     node.wait(100)
-    node.next()
+    node.next(400)
     assert node.state.due_ns == node.now_ns + again_s * NS
     node.stuck = set()
     assert health(node.next(CLEAN_PASSES)) is Health.HEALTHY
@@ -671,7 +671,7 @@ def test_clearing_condition_without_readings_schedules_nothing() -> None:
     for node in (unreadable, stalled):
         node.next()
         node.wait(3600)
-        assert health(node.next()) is not Health.HEALTHY
+        assert health(node.next(5)) is not Health.HEALTHY
     assert unreadable.state.due_ns is None
     assert stalled.state.due_ns == stalled.now_ns + NS, "for its return, and for nothing else"
     unreadable.pool(pool_sample(10))

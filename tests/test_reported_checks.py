@@ -155,6 +155,37 @@ def test_result_about_a_removed_device_counts_for_the_same_hardware() -> None:
 
 
 @PARTS
+@pytest.mark.parametrize("pause_s", [15, 60, 300])
+def test_lease_of_a_result_does_not_end_while_the_agent_is_stopped(
+    part: DeclaredPart | None, pause_s: float
+) -> None:
+    node = Node(part)
+    node.report(result())
+    node.wait(pause_s)
+    assert health_and_codes(node.next()) == (Health.HEALTHY, []), "newer results are not read yet"
+    assert health_and_codes(node.report(result())) == (Health.HEALTHY, [])
+    assert health_and_codes(node.next(16)) == EXPIRED
+
+
+def test_lease_of_a_result_ends_after_the_agent_was_stopped() -> None:
+    node = Node()
+    node.report(result())
+    node.wait(60)
+    assert health_and_codes(node.next(14)) == (Health.HEALTHY, [])
+    assert node.state.due_ns is not None
+    assert node.state.due_ns - node.now_ns <= 3 * NS, "the engine wakes by itself"
+    assert health_and_codes(node.next(3)) == EXPIRED
+
+
+def test_result_whose_lease_had_ended_stays_expired_over_a_pause() -> None:
+    node = Node()
+    node.report(result())
+    assert health_and_codes(node.next(20)) == EXPIRED
+    node.wait(60)
+    assert health_and_codes(node.next(2)) == EXPIRED
+
+
+@PARTS
 def test_result_after_an_ended_lease_counts_again(part: DeclaredPart | None) -> None:
     node = Node(part)
     node.report(result(raise_after=3, clear_after=3))
@@ -185,7 +216,7 @@ def test_declared_check_without_any_result_is_unknown_after_two_seconds(part: De
 def test_check_added_to_a_device_is_not_healthy_without_result(part: DeclaredPart | None) -> None:
     node = Node(part)
     node.report(result())
-    node.wait(60)
+    node.next(3)
     node.report(result())
     node.checks = ("link", "memory")
     assert health_and_codes(node.next())[0] is Health.UNKNOWN

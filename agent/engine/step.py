@@ -84,7 +84,16 @@ from agent.health.state_updates import (
     values_of_boot,
     with_seen_features,
 )
-from agent.health.verdict import SourceStall, VerdictContext, find_stalls, stall_limit_ns, with_stall
+from agent.health.verdict import (
+    Pause,
+    SourceStall,
+    VerdictContext,
+    find_stalls,
+    next_pauses,
+    stall_limit_ns,
+    with_pauses,
+    with_stall,
+)
 from agent.model.health import DeviceHealth
 from agent.model.persistent_faults import PersistentState
 from agent.model.reading import SourceSample, SourceState, source_name, sources_in_state
@@ -122,6 +131,8 @@ class EngineState:
     """Sources that are stalled, or that resumed so recently that they have too few passes, by name."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by name of the device."""
+    pauses: tuple[Pause, ...] = ()
+    """Newest times in which the agent was stopped; they do not count for the age of readings."""
     started: Instant | None = None
     """Time of the first evaluation since the agent's start; None: there was none."""
     evaluated: Instant | None = None
@@ -233,13 +244,18 @@ def step(
     # 1. Update what the rules compare with: values at start, counter windows, facts of the kernel log
     settings = state.settings
     started = state.started or now
+    is_leased = any(sample.lease_ns for sample in snapshot.checks)
+    due_ns = state.due_ns if is_leased else None
+    pauses = next_pauses(state.pauses, state.evaluated, due_ns, settings.lease_s, now)
     inputs, is_incomplete = host_inputs(snapshot, settings), is_snapshot_incomplete(snapshot)
     parts = frozenset[str]()
     if not (is_full or is_incomplete or snapshot.clear_requests):
         parts = unchanged_parts(state.host_results, inputs, state.conditions, now)
     host = next_host_state(state.host, snapshot, settings, now, parts)
     declared = update_declared(state.declared, snapshot.declared, now)
-    checks = declared_check_samples(snapshot.checks, declared.checked, declared.since, declared.redeclared)
+    checks = declared_check_samples(
+        snapshot.checks, declared.checked, declared.since, declared.redeclared, pauses
+    )
     if checks is not snapshot.checks:
         snapshot = replace(snapshot, checks=checks)
     unchanged = frozenset[int]()
@@ -259,9 +275,11 @@ def step(
         *health_check_sources(snapshot.checks, now),
         *custom_check_sources(settings.checks, snapshot.custom_checks, now),
     )
-    stalled = find_stalls(state.stalled, read, now)
-    sources = dict(zip(map(source_name, read), read, strict=True))
-    sources |= {name: with_stall(sources[name], stalled) for name in stalled}
+    aged = tuple(with_pauses(source, pauses) for source in read) if pauses else read
+    stalled = find_stalls(state.stalled, aged, now)
+    sources = dict(zip(map(source_name, aged), aged, strict=True))
+    if stalled:
+        sources |= {source.name: with_stall(source, stalled) for source in read if source.name in stalled}
     pods = next_pods_sample_state(state.pods, snapshot.pods, sources, now)
 
     starting = list(sources_in_state(sources.values(), SourceState.STARTING))
@@ -377,6 +395,7 @@ def step(
         pods=pods,
         conditions=evaluation.conditions,
         stalled=stalled,
+        pauses=pauses,
         devices=devices,
         started=started,
         evaluated=now,

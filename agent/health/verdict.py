@@ -41,6 +41,15 @@ STALL_MIN_NS: Final = 2 * NS
 
 On a busy machine a source that is read every 10 ms can be late by more than three periods.
 """
+PAUSE_DELAY_NS: Final = NS
+"""Delay of an evaluation above which the agent or the machine was stopped, or had no CPU time [ns]."""
+HEARTBEAT_NS: Final = 10 * NS
+"""Default time between two heartbeats, each with an evaluation [ns]."""
+PAUSES_MAX: Final = 4
+"""Number of pauses that are kept: a source that hangs is also found if the agent is stopped again and again."""
+
+Pause = tuple[int, int]
+"""Time in which the agent was stopped, from its last evaluation before to its first one after [ns]."""
 
 
 class SourceStall(NamedTuple):
@@ -72,6 +81,43 @@ def vital_stall_error(sources: Iterable[SourceSample], now: Instant) -> str:
     if stalled or all(is_stalled(source, now) for source in vital):
         return f"vital sources are stalled: {', '.join(stalled) or 'all'}"
     return ""
+
+
+def longest_wait_ns(lease_s: int) -> int:
+    """Return the longest time between two evaluations of an agent that runs [ns]: heartbeats come at least
+    three times in a lease."""
+    return max(lease_s * NS // 3, HEARTBEAT_NS) + PAUSE_DELAY_NS
+
+
+def next_pauses(
+    pauses: tuple[Pause, ...], evaluated: Instant | None, due_ns: int | None, lease_s: int, now: Instant
+) -> tuple[Pause, ...]:
+    """Return the newest pauses of the agent, with one that ends now if this evaluation is later than `due_ns`
+    (time at which the last evaluation needed it; None: no such time) or a heartbeat after `evaluated`."""
+    if evaluated is None:
+        return ()
+    begin_ns, end_ns = evaluated.mono_ns, now.mono_ns
+    is_overdue = due_ns is not None and begin_ns < due_ns < end_ns - PAUSE_DELAY_NS
+    if is_overdue or end_ns - begin_ns > longest_wait_ns(lease_s):
+        return (*pauses, (begin_ns, end_ns))[-PAUSES_MAX:]
+    return pauses
+
+
+def paused_ns(pauses: Iterable[Pause], beat_ns: int, limit_ns: int) -> int:
+    """Return for how much of the time since a reading at `beat_ns` the agent was stopped [ns], while the
+    reading was not older than `limit_ns`; in whole seconds, because a text can contain it."""
+    lost_ns = 0
+    for begin_ns, end_ns in pauses:
+        if begin_ns <= beat_ns + limit_ns + lost_ns:
+            lost_ns += max(0, end_ns - max(begin_ns, beat_ns))
+    return -(-lost_ns // NS) * NS
+
+
+def with_pauses(source: SourceSample, pauses: Iterable[Pause]) -> SourceSample:
+    """Return a source with a stall limit that is later by the time in which the agent was stopped."""
+    limit_ns = stall_limit_ns(source)
+    lost_ns = 0 if source.state is SourceState.ABSENT else paused_ns(pauses, source.beat_ns, limit_ns)
+    return source._replace(limit_ns=limit_ns + lost_ns) if lost_ns else source
 
 
 def find_stalls(

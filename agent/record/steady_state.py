@@ -53,7 +53,7 @@ from agent.health.rules import (
     unreadable_row,
 )
 from agent.health.state_machine import ConditionPhase
-from agent.health.verdict import stall_limit_ns
+from agent.health.verdict import longest_wait_ns, stall_limit_ns
 from agent.model.gpu import GpuField, GpuSample, GpuWakeCondition, GpuWakeMode, NvmlReturnCode, NvmlSample
 from agent.model.health import Finding
 from agent.model.machine_samples import LogSample, MachineSample
@@ -601,8 +601,9 @@ class SteadyState:
             _LastPass(source, gaps_ns.pop(source.name, _NEVER_NS)) for source in snapshot.sources
         ]
         gpu_gap_ns = gaps_ns.pop("", _NEVER_NS)
-        self._gap_ns = min(gaps_ns.values(), default=_NEVER_NS)
-        """Time between two evaluations after which counters without a source have a gap [ns]."""
+        self._gap_ns = min([longest_wait_ns(state.settings.lease_s), *gaps_ns.values()])
+        """Time between two evaluations after which counters without a source have a gap, or the agent was
+        stopped [ns]."""
         self._last_passes = list(self._sources)
         self._gpus: list[_SteadyGpu] = []
         if snapshot.gpus is not None:

@@ -19,7 +19,7 @@ from agent.devices.inventory import DeviceKind, InventoryDevice
 from agent.health.evaluation import Conditions, Evaluation, Subject
 from agent.health.rules import CatalogRow
 from agent.health.state_machine import Condition, ConditionPhase
-from agent.health.verdict import VerdictContext, replace_causes
+from agent.health.verdict import Pause, VerdictContext, paused_ns, replace_causes
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Health, Repair, Severity
@@ -130,6 +130,7 @@ def declared_check_samples(
     checked: Mapping[Subject, Sequence[str]],
     since: Mapping[Subject, Instant],
     redeclared: Mapping[Subject, Instant],
+    pauses: Sequence[Pause] = (),
 ) -> tuple[DriverCheckSample, ...]:
     """Return the results of health checks that are evaluated.
 
@@ -142,6 +143,7 @@ def declared_check_samples(
         since: Time of each device's declaration. From then on, a check has two seconds for its first result.
         redeclared: Times at which devices were declared with other hardware. Earlier reported results are
             about the former hardware, and ignored.
+        pauses: Times in which the agent was stopped. They do not count for leases.
     """
     reported = {
         (sample.subject, sample.check): sample
@@ -156,6 +158,11 @@ def declared_check_samples(
         for subject, names in checked.items()
         for name in names
     ]
+    if pauses:
+        declared = [
+            sample._replace(lease_ns=sample.lease_ns + paused_ns(pauses, sample.beat_ns, sample.lease_ns))
+            for sample in declared
+        ]
     return (*own, *declared)
 
 
