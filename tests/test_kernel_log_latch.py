@@ -3,10 +3,17 @@
 from dataclasses import replace
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.kernel_log.facts import (
+    HOST_PATTERNS,
+    KernelLogCode,
+    KernelLogFact,
+    KernelLogState,
+    compile_pattern,
+)
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
 from agent.model.machine_samples import LogLine, LogSample
 from agent.model.reading import SourceSample, SourceState
@@ -42,6 +49,13 @@ def line(
 
 def sample(*lines: LogLine, state: SourceState = SourceState.OK) -> LogSample:
     return LogSample(lines, SourceSample("kmsg", state, 0, 10 * NS, 0, ""))
+
+
+def log_line(text: str, second: float, *, before: str = "") -> LogLine:
+    """Return one line, or two lines with the text `before` first, at a time after the first evaluation."""
+    number = next(i for i, pattern in enumerate(HOST_PATTERNS) if compile_pattern(pattern).match(text))
+    at_s = START_S + 1 + second / 10
+    return line(text, 2 if before else 1, first=at_s, last=at_s, before=before, pattern=number)
 
 
 class LogLatch:
@@ -279,6 +293,8 @@ def test_newest_line_decides_when_lines_get_the_same_time() -> None:
     up = line("nfs: server a OK", first=102, pattern=1)
     down = line("nfs: server a not responding, timed out", first=101)
     watch.evaluate(up, down)
+    assert watch.fact(KernelLogCode.NFS, "a").values == ("down",)
+    watch.evaluate(up, down)
     fact = watch.fact(KernelLogCode.NFS, "a")
     assert (fact.last, fact.values) == (at(watch.second), ("up",))
 
@@ -290,3 +306,45 @@ def test_flood_of_other_lines_keeps_the_fault_of_a_nic() -> None:
     watch.evaluate(*(line(f"I/O error, dev dm-{n}, sector 1", first=watch.second) for n in range(500)))
     assert len(watch.past.select(KernelLogCode.NIC_HARDWARE)) == MAX_FACTS + 9
     assert len(watch.past.select(KernelLogCode.IO_ERROR)) == MAX_FACTS
+
+
+MLX5: Final = "mlx5_core 0000:3b:00.0: "
+FAILED: Final = f"{MLX5}poll_health:1013:(pid 0): device's health compromised - reached miss count"
+RECOVERED: Final = f"{MLX5}mlx5_health_try_recover:337:(pid 9): health recovery succeeded"
+UNPLUGGED: Final = f"{MLX5}Port module event: module 0, Cable unplugged"
+PLUGGED: Final = f"{MLX5}Port module event: module 0, Cable plugged"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((log_line(FAILED, 1), log_line(RECOVERED, 2)), ["failed", "recovered"]),
+        ((log_line(PLUGGED, 2, before=UNPLUGGED),), ["unplugged", "plugged"]),
+        (
+            (log_line("nfs: server a not responding, still trying", 1), log_line("nfs: server a OK", 2)),
+            ["down", "up"],
+        ),
+    ],
+)
+def test_end_of_a_new_fault_is_read_one_evaluation_later(
+    lines: tuple[LogLine, ...], expected: list[str]
+) -> None:
+    watch = LogLatch()
+    watch.evaluate()
+    found = []
+    for _ in range(3):
+        (fact,) = watch.evaluate(*lines).facts.values()
+        found.append((fact.values[0], fact.times))
+    assert found == [(expected[0], 1), (expected[1], 2), (expected[1], 2)]
+    assert watch.past.lines == lines
+
+
+def test_end_of_an_old_fault_is_read_at_once() -> None:
+    watch = LogLatch()
+    lines = log_line(FAILED, 1), log_line(RECOVERED, 2)
+    (fact,) = watch.evaluate(*lines, state=SourceState.STARTING).facts.values()
+    assert fact.values[0] == "recovered", "both lines are from before the agent's start"
+    watch = LogLatch()
+    watch.evaluate(lines[0])
+    (fact,) = watch.evaluate(*lines).facts.values()
+    assert fact.values[0] == "recovered"

@@ -676,6 +676,8 @@ def test_log_line_about_an_end_clears_the_fault(code: str, fault: str, end: str,
         assert code in node.findings()
     node.now_s += pause_s
     node.write(end)
+    assert (code in node.findings()) is (pause_s < 1), "each fault is reported once"
+    node.now_s += 1
     assert code not in node.findings()
     node.now_s += pause_s
     node.write(fault)

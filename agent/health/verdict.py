@@ -46,7 +46,7 @@ PAUSE_DELAY_NS: Final = NS
 HEARTBEAT_NS: Final = 10 * NS
 """Default time between two heartbeats, each with an evaluation [ns]."""
 PAUSES_MAX: Final = 4
-"""Number of pauses that are kept: a source that hangs is also found if the agent is stopped again and again."""
+"""Number of pauses that are kept. A source that hangs is also found if the agent is often stopped."""
 
 Pause = tuple[int, int]
 """Time in which the agent was stopped, from its last evaluation before to its first one after [ns]."""

@@ -211,7 +211,8 @@ class KernelLogState:
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """Facts by code and location; only the newest facts of each code are kept."""
     lines: tuple[LogLine, ...] = ()
-    """Entries that the native kernel-log reader had at the last evaluation: equal lines with their number."""
+    """Entries that the native kernel-log reader had at the last evaluation: equal lines with their number.
+    Lines that end a fault of that evaluation are left out: the next one reads them."""
     counted: Mapping[KernelLogLineGroupId, int] = field(default_factory=dict)
     """Number of lines of each entry (equal lines that the native reader counts together) at the last
     evaluation.

@@ -52,6 +52,13 @@ last one then [ns]; other codes: ten minutes. Faults of LASTING_CODES have no pa
 
 _COUNTING_CODES: Final = frozenset({KernelLogCode.EDAC_CORRECTED, KernelLogCode.EDAC_UNCORRECTED})
 """Codes whose lines state the number of faults: a memory controller is read once per second."""
+_END_VALUES: Final = {
+    KernelLogCode.NIC_HEALTH: "recovered",
+    KernelLogCode.NIC_POWER: "sufficient",
+    KernelLogCode.NIC_MODULE: "plugged",
+    KernelLogCode.NFS: "up",
+}
+"""First value of the line that ends a fault, for codes that have such lines."""
 KernelLogFacts = Mapping[tuple[KernelLogCode, str], KernelLogFact]
 _LogTimeConverter = Callable[[int], Instant]
 """Function that converts a time of the kernel log [us] to an Instant."""
@@ -96,8 +103,21 @@ def _with_lines(
             grown.append((line, before))
     # oldest first: of lines that get the same time, the newest states how things are now
     grown.sort(key=lambda item: (item[0].last_us, item[0].seq))
-    new = [fact for line, before in grown for fact in _new_facts(line, before, moment)]
-    return KernelLogState(_merge_facts(previous.facts, new) if new else previous.facts, lines, counted)
+    new, faulty, read = list[KernelLogFact](), set[str](), lines
+    for line, before in grown:
+        for fact in _new_facts(line, before, moment):
+            if not _is_end(fact):
+                faulty.add(fact.location)
+            elif fact.location in faulty and previous.caught_up_ns:  # the next evaluation reads the end
+                counted[KernelLogLineGroupId(line.pattern, line.first_us, line.first_text)] -= fact.times
+                read = tuple(entry for entry in read if entry is not line)
+                continue
+            new.append(fact)
+    return KernelLogState(_merge_facts(previous.facts, new) if new else previous.facts, read, counted)
+
+
+def _is_end(line: HostLogLine | KernelLogFact) -> bool:
+    return line.code in _END_VALUES and line.values[0] == _END_VALUES[line.code]
 
 
 def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterator[KernelLogFact]:
@@ -105,7 +125,7 @@ def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterato
 
     A fact is a fault that lines of one kind report about one location. The reader counts similar lines
     together, and keeps the text of the first and the newest line. If these two lines name different devices
-    or places, each line yields a fact.
+    or places, or only one of them ends a fault, each line yields a fact.
 
     Args:
         line: Similar lines with their number and both texts.
@@ -118,7 +138,8 @@ def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterato
     if not before:
         first = newest if line.first_text == line.text else parse_host_line(line.first_text)
         since = moment(line.first_us)
-        if first is not None and (newest is None or first[:2] != newest[:2]):
+        is_other = first and (not newest or first[:2] != newest[:2] or _is_end(first) != _is_end(newest))
+        if first is not None and is_other:
             count = _error_count(first)
             yield KernelLogFact(
                 first.code, first.location, count, since, since, line.first_text, first.values
