@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -27,6 +28,7 @@ from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.settings import CustomCheck, CustomCheckResult
 from agent.node.custom_check_runner import NO_OUTPUT, RUNS_MAX, CustomCheckRunner
+from agent.sources import check_command
 from agent.sources.check_command import (
     FLOOD_BYTES,
     OUTPUT_BYTES,
@@ -111,6 +113,35 @@ def test_lack_of_descriptors_is_no_result(call: str, monkeypatch: pytest.MonkeyP
     command = CheckCommand(["/bin/sleep", "1000"], {}, timeout_s=PATIENCE_S, user="", cgroup=None)
     assert command.run() == CommandResult(None, "", "/bin/sleep: not started: Too many open files")
     eventually(command.is_ended, "the end of the command")
+
+
+class SlowPoller:
+    """Poller of a simulated command. Each wait takes the next of some times; a further one sees the end."""
+
+    def __init__(self, times_s: Iterable[float]) -> None:
+        self.now_s = 100.0
+        self._times_s = iter(times_s)
+
+    def register(self, *_: object) -> None: ...
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        time_s = next(self._times_s, None)
+        self.now_s += timeout_ms / 1000 if time_s is None else time_s
+        return [(-1, 1)] if time_s is None else []
+
+
+@pytest.mark.parametrize(
+    ("times_s", "ends"),
+    [([1, 1, 300], True), ([60, 60, 60, 60], True), ([300] * 11, False), ([1.4] * 8, False)],
+)
+def test_time_in_which_the_agent_is_stopped_is_not_the_commands(
+    times_s: list[float], ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poller = SlowPoller(times_s)
+    monkeypatch.setattr(check_command, "select", SimpleNamespace(poll=lambda: poller, POLLIN=1))
+    monkeypatch.setattr(check_command, "time", SimpleNamespace(monotonic=lambda: poller.now_s))
+    command = CheckCommand(["/bin/true"], {}, timeout_s=10, user="", cgroup=None)
+    assert command._wait((), 110.0) == ("" if ends else "no answer within 10 s")
 
 
 def test_killed_command_names_the_signal() -> None:

@@ -196,6 +196,10 @@ OUTPUT_BYTES: Final = 2048
 FLOOD_BYTES: Final = 1 << 20
 """Length of a command's output above which it is killed [bytes]: reading it costs the agent CPU time."""
 READ_BYTES: Final = 65_536
+SLICE_S: Final = 1.0
+"""Longest single wait for a command [s]."""
+LATE_S: Final = 0.5
+"""Delay at the end of a wait above which the agent was stopped, and the command probably too [s]."""
 KILL_S: Final = 2.0
 """Longest wait for the end of a killed command [s]; a command in a hung system call ends later."""
 UNPRIVILEGED: Final = UserIds(65_534, 65_534)
@@ -251,7 +255,8 @@ class CheckCommand:
         self._has_run = False
 
     def run(self) -> CommandResult:
-        """Run the command, and return its exit code and output. Blocks up to the timeout and 2 s."""
+        """Run the command, and return its exit code and output. Blocks up to the timeout and 2 s; longer only
+        while this process is stopped."""
         try:
             return self._run()
         finally:
@@ -307,15 +312,20 @@ class CheckCommand:
 
         Args:
             outputs: Pipes from the command.
-            end_s: Time at which the command must have ended, on the monotonic clock [s].
+            end_s: Time at which the command must have ended, on the monotonic clock [s]. It is later by the
+                time in which this process was stopped.
         """
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         by_fd = {output.read_fd: output for output in outputs}
         for descriptor in by_fd:
             poller.register(descriptor, select.POLLIN)
-        while (left_s := end_s - time.monotonic()) > 0:
-            for descriptor, _ in poller.poll(left_s * 1000 + 1):
+        while (left_s := end_s - (now_s := time.monotonic())) > 0:
+            slice_s = min(left_s, SLICE_S)
+            events = poller.poll(slice_s * 1000 + 1)
+            if (late_s := time.monotonic() - now_s - slice_s) > LATE_S:
+                end_s += late_s
+            for descriptor, _ in events:
                 if descriptor == self._pidfd:
                     return ""
                 if not by_fd[descriptor].read_available():
