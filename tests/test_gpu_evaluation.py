@@ -464,6 +464,16 @@ def test_idle_time_between_two_slow_readings_is_no_time_under_load() -> None:
     assert node.codes() == ["gpu.pcie.gen"]
 
 
+def test_time_without_a_pass_does_not_confirm_a_finding() -> None:
+    node = GpuNode(1)
+    node.rest(30)
+    node.set_readings(0, pcie_gen=1, utilization=90, pstate=0)
+    node.next()
+    for _ in range(4):
+        node.wait(10)
+        assert "gpu.pcie.gen" not in node.codes(), "one pass in 30 s"
+
+
 def test_recovery_action_is_the_first_cause() -> None:
     node = GpuNode()
     node.set_readings(0, recovery_action=2)

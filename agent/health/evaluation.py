@@ -38,6 +38,8 @@ from agent.model.time import NS, Instant
 
 RULE_OFF: Final = "turned off by the configuration"
 """Reason that is listed for a rule that the operator has turned off."""
+READ_PERIODS: Final = 2
+"""Number of periods after the last pass of a source for which a finding counts as confirmed."""
 Subject = str
 """Name of the device that a condition concerns; ``group:<id>`` for a cgroup, ``node`` for the machine."""
 Conditions = Mapping[tuple[Subject, str], Condition]
@@ -254,8 +256,16 @@ class Evaluation:
                 finding = with_severity(finding, change.severity, row)
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
+        read_ns = None if valid_when_stalled else source.beat_ns + READ_PERIODS * source.period_ns
         condition = next_condition(
-            previous, finding, row, source.passes, self.now, seen=seen, equal_passes=equal_passes
+            previous,
+            finding,
+            row,
+            source.passes,
+            self.now,
+            seen=seen,
+            equal_passes=equal_passes,
+            read_ns=read_ns,
         )
         if condition is None:
             return

@@ -130,6 +130,7 @@ def next_condition(
     *,
     seen: bool = True,
     equal_passes: int = 0,
+    read_ns: int | None = None,
 ) -> Condition | None:
     """Return the condition (raised or pending fault) after one evaluation; None if there is no fault.
 
@@ -146,6 +147,7 @@ def next_condition(
         now: Time of this evaluation.
         seen: False if the rule could not be evaluated.
         equal_passes: Number of consecutive passes, up to this one, with this result; 0: not known.
+        read_ns: Time up to which the source's passes confirm a finding [ns]; None: until now.
     """
     if condition is None:
         if finding is None or not seen:
@@ -177,7 +179,10 @@ def next_condition(
         condition = condition._replace(
             run_start_pass=pass_number - equal_passes + 1, run_start_ns=now.mono_ns
         )
-    observation = _observe(condition, bad, row, pass_number, now.mono_ns)
+    until_ns = now.mono_ns
+    if bad and read_ns is not None:
+        until_ns = max(condition.run_start_ns, min(until_ns, read_ns))
+    observation = _observe(condition, bad, row, pass_number, until_ns)
     phase = TRANSITIONS[condition.phase, observation]
     if phase is ConditionPhase.PROBATION and condition.phase is not ConditionPhase.PROBATION:
         if not row.probation_ns or condition.finding.severity is Severity.UNKNOWN:
