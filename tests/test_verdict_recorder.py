@@ -5,7 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
@@ -26,9 +26,10 @@ from agent.model.history import ClockReading, RecordedState, StoredVerdicts
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS, Instant
+from agent.node import verdict_recorder
 from agent.node.pods.usage_recorder import UsageRecorder
 from agent.node.verdict_recorder import VerdictRecorder
-from agent.store.history_file import HistoryFile, period_file_path, read_history, read_verdicts
+from agent.store.history_file import HistoryError, HistoryFile, period_file_path, read_history, read_verdicts
 
 HERE = Path(__file__).parent
 OK, BAD, LOST, HOT, UNKNOWN = "", "gpu.xid.79", "gpu.lost", "gpu.heat", "source.stalled"
@@ -520,6 +521,69 @@ agent.stop()
 print(len(stored_states(agent)))
 """
     assert run_on_small_disk(program, tmp_path) == ["41"]
+
+
+def run_in_this_thread(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that publishes a report, 4 s after the last one, and does the work of the thread."""
+    monkeypatch.setattr(verdict_recorder, "PAUSE_S", 0.0)
+    monkeypatch.setattr(agent.recorder, "_start_thread", lambda: None)
+
+    def report(code: str) -> None:
+        agent.follow(code, after_s=4)
+        agent.recorder._handle(agent.recorder._next_job(), is_last=False)
+
+    return report
+
+
+def test_time_after_a_refused_change_is_not_observed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark can be written on a full disk. The agent is killed, and the next one finds the device well."""
+    agent = Agent(state)
+    report = run_in_this_thread(agent, monkeypatch)
+    report(OK)
+    report(OK)
+    with monkeypatch.context() as disk:
+        disk.setattr(agent.recorder._file, "write_verdicts", refuse)
+        for _ in range(6):
+            report(BAD)
+    following = Agent(state, second=2000)
+    following.follow(OK)
+    following.stop()
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [4, 0]
+    assert stored_states(agent) == [("gpu-3", None, "healthy")]
+
+
+def test_mark_of_the_last_run_outlives_a_failed_first_read(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(state)
+    report = run_in_this_thread(agent, monkeypatch)
+    for _ in range(3):
+        report(OK)
+    following = Agent(state, second=2000)
+    report = run_in_this_thread(following, monkeypatch)
+    with monkeypatch.context() as disk:
+        disk.setattr(following.recorder._file, "verdicts_if_replaced", refuse)
+        report(OK)
+        report(OK)
+    following.boot_s += 4
+    report(OK)
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [8, 12]
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise HistoryError(Path("history"), "database or disk is full (SQLITE_FULL)")
+
+
+def test_refused_change_leaves_the_stored_period_as_it_is(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(state)
+    report = run_in_this_thread(agent, monkeypatch)
+    report(OK)
+    monkeypatch.setattr(agent.recorder._file, "_make_room", refuse)
+    report(BAD)
+    assert agent.recorder.error
+    assert [period.lasted_s for period in read_stored(agent.path).periods] == [0]
 
 
 def test_device_of_an_earlier_run_is_present_again_after_a_silence() -> None:

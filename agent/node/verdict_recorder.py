@@ -189,7 +189,8 @@ class VerdictRecorder:
     def _handle(self, job: _Job, *, is_last: bool) -> None:
         """Write the queued changes to the history file.
 
-        Without changes, only the end of the observed period is written, to the observed-period file.
+        If nothing waits, only the end of the observed period is written, to the observed-period file: while a
+        change waits, that end would count the time after the change to the state before it.
 
         Args:
             is_last: True: the recorder closes, so write even if no write is due.
@@ -200,8 +201,8 @@ class VerdictRecorder:
             self._write(job.now)
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, PAUSE_S)
-        elif job.periods:
-            self._write_mark(job.periods[-1])
+        elif self._stored is not None and len(job.periods) == 1 and not job.changes:
+            self._write_mark(job.periods[0])
 
     def _write(self, now: Instant) -> None:
         try:

@@ -38,6 +38,7 @@ from agent.store.history_sqlite import (
     delete_verdicts_by_age,
     delete_verdicts_by_count,
     describe_sqlite_error,
+    insert_new_periods,
     insert_verdicts,
     last_write_s,
     open_connection,
@@ -333,12 +334,13 @@ class HistoryFile:
         with self._open() as db:
             with _transaction(db):
                 create_verdict_tables(db)
-                insert_verdicts(db, periods, ())
+                insert_new_periods(db, periods)
             while batch := tuple(islice(rows, CHANGES_PER_TRANSACTION)):
                 with _transaction(db):
                     self._make_room(db)
                     insert_verdicts(db, (), batch)
-            with _transaction(db):
+            with _transaction(db):  # no longer period without the changes in it
+                insert_verdicts(db, periods, ())
                 delete_verdicts_by_count(db, self._limits.rows)
                 if delete_by_age:
                     delete_verdicts_by_age(db, now_wall_s - self._limits.age_s, now_wall_s)

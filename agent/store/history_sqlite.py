@@ -224,6 +224,7 @@ CREATE_STATEMENTS: Final = (
     f"CREATE TABLE IF NOT EXISTS verdicts (number INTEGER PRIMARY KEY, {', '.join(_CHANGE_COLUMNS)})",
 )
 _INSERT_PERIOD: Final = insert_statement("observed", _PERIOD_COLUMNS)
+_INSERT_NEW_PERIOD: Final = _INSERT_PERIOD.partition(" DO UPDATE")[0] + " DO NOTHING"
 _INSERT_CHANGE: Final = insert_statement("verdicts", _CHANGE_COLUMNS)
 
 _BY_DEVICE: Final = ", ".join(f"device_{name}" for name in DeviceRef._fields)
@@ -262,6 +263,12 @@ def insert_verdicts(
     """
     db.executemany(_INSERT_PERIOD, ((*period, row_checksum(period)) for period in periods))
     db.executemany(_INSERT_CHANGE, map(_row_from_change, changes))
+
+
+def insert_new_periods(db: sqlite3.Connection, periods: Iterable[ObservedPeriod]) -> None:
+    """Insert the starts of the periods that the file does not have; the others stay as they are."""
+    starts = (period._replace(lasted_s=0.0, ended_s=period.ended_s - period.lasted_s) for period in periods)
+    db.executemany(_INSERT_NEW_PERIOD, ((*period, row_checksum(period)) for period in starts))
 
 
 def delete_verdicts_by_count(db: sqlite3.Connection, rows: int) -> None:
