@@ -30,7 +30,7 @@ from agent.model.persistent_faults import PersistentState
 from agent.model.prepare import DriverFault
 from agent.model.reading import SourceState
 from agent.model.report import Report
-from agent.model.settings import EngineSettings
+from agent.model.settings import EngineSettings, RuleOverride
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.serve.health.service import devices_of_socket
@@ -245,7 +245,7 @@ def test_check_that_hangs_stalls_although_the_agent_was_stopped(pauses: int) -> 
 def restart_driver(node: Node, boot_id: str = "boot-1") -> Report:
     """Let the next driver start with the stored state, before its checks have run."""
     kept = decode_gpu_faults(encode_gpu_faults(node.state.checkpoint))
-    node.state = initial_state(EngineSettings("node-a"), saved=kept, boot_id=boot_id)
+    node.state = initial_state(node.state.settings, saved=kept, boot_id=boot_id)
     for name, sample in node.checks.items():
         node.checks[name] = sample._replace(passes=0, finding=None, beat_ns=node.now_ns)
     return node.next()
@@ -290,6 +290,26 @@ def test_stored_degraded_check_fault_is_unknown_before_the_first_result() -> Non
     node.check(STUCK._replace(severity=Severity.DEGRADED))
     assert not [device for device in restart_driver(node).devices if device.device == "dev-0"]
     assert health_and_codes(node.next(5)) == (Health.UNKNOWN, ["declared.unseen", "fw.stuck"])
+
+
+def test_restarts_do_not_prolong_the_probation_of_a_check() -> None:
+    node = Node()
+    rule = RuleOverride("fw.stuck", probation_s=600)
+    node.state = replace(node.state, settings=EngineSettings("node-a", rules=(rule,)))
+    restart_driver(node)
+    node.check(STUCK)
+    node.wait(CLEAN_MIN_NS / NS)
+    node.check()
+    node.wait(CLEAN_MIN_NS / NS)
+    ended_ns, cause = node.now_ns, device_of(node.check(), "dev-0").causes[0]
+    for _ in range(3):
+        node.wait(100)
+        restart_driver(node)
+        assert device_of(node.check(), "dev-0").causes == (cause,)
+    assert cause.evidence.count("(over; reported until ") == 1
+    node.wait(600 - (node.now_ns - ended_ns) / NS)
+    node.check()
+    assert health_and_codes(node.check()) == (Health.HEALTHY, [])
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", ""])

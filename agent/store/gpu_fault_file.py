@@ -84,6 +84,7 @@ class _Start(BootBaseline):
     """Address and ``repaired_ns`` of each PCI function that an operator cleared."""
     fault_times: tuple[_FaultTimes, ...] = ()
     gpu_checks: tuple[PersistentCondition, ...] = ()
+    """Conditions of GPUs, and those of health checks in their probation: with all of their fields."""
 
 
 _BASELINE: Final = tuple(field.name for field in fields(BootBaseline))
@@ -195,12 +196,12 @@ def _encode(memory: PersistentState) -> bytes:
         start["module"] = memory.module
     if times := [entry for entry in map(_fault_times, memory.faults) if any(entry[4:])]:
         start["fault_times"] = times
-    if of_gpus := [fault for fault in memory.conditions if not fault.check]:
-        start["gpu_checks"] = of_gpus
+    if whole := [fault for fault in memory.conditions if fault.ended_ns or not fault.check]:
+        start["gpu_checks"] = whole
     if start:
         content["start"] = start
-    if of_checks := [fault[:-1] for fault in memory.conditions if fault.check]:  # release 0.1 accepts no more
-        content["checks"] = of_checks
+    if of_checks := [fault[:-1] for fault in memory.conditions if fault not in whole]:
+        content["checks"] = of_checks  # release 0.1 accepts no more fields
     if memory.runs:
         content["runs"] = memory.runs
     return encode_json(content)
