@@ -261,6 +261,22 @@ def test_reboot_restarts_probation() -> None:
     assert node.health() is Health.HEALTHY
 
 
+def test_restarts_after_a_reboot_do_not_prolong_probation() -> None:
+    node = GpuNode(probation_s=600.0)
+    node.xid(0, 48)
+    node.rest(30)
+    node.restart(boot_id=SECOND_BOOT, away_s=30)
+    node.rest(30)
+    over = node.cause("gpu.xid.48")
+    assert "(over; reported until " in over.evidence
+    for _ in range(2):
+        node.rest(200)
+        node.restart()
+        assert node.cause("gpu.xid.48") == over
+    node.rest(200)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
 def test_reboot_restarts_probation_of_a_fault_days_old() -> None:
     node = GpuNode()
     node.xid(0, 46)

@@ -434,6 +434,8 @@ def restore_faults(
     conditions: dict[tuple[str, str], Condition] = {}
     counted_us: dict[tuple[int, str], int] = {}
     signs: dict[int, RecoverySigns] = {}
+    ended_at = {(of.device, of.code): of.ended_ns for of in kept.conditions if not of.check}
+    in_boot = bool(boot_id) and kept.start.boot_id == boot_id
     cleared_s = {(record.device, record.code): record.at_wall_s for record in kept.cleared}
     for saved in kept.faults:
         number = numbers.get(saved.uuid) if saved.uuid else SHARED
@@ -465,10 +467,12 @@ def restore_faults(
                 for at_gpu, restored in _restored_signs(number, saved, kept.gpus, fault.last).items():
                     signs[at_gpu] = _merged_signs(signs.get(at_gpu, restored), restored)
         for device in reported:
+            ended_ns = ended_at.get((device, saved.code))
+            ended, in_probation = fault, same_boot and saved.healed
+            if in_boot and not same_boot and saved.healed and ended_ns:  # its probation began in this boot
+                ended, in_probation = replace(fault, resolved=instant_at_mono(ended_ns, now)), True
             change = changes.of(device, saved.code)
-            condition = _condition_at_start(
-                fault, saved.code, limits, change, now, in_probation=same_boot and saved.healed
-            )
+            condition = _condition_at_start(ended, saved.code, limits, change, now, in_probation=in_probation)
             if condition is not None:
                 conditions[device, saved.code] = condition
     per_gpu = {
