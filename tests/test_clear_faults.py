@@ -307,6 +307,22 @@ def test_restart_keeps_fault_cleared_with_its_record(boot_id: str, kmsg: bool) -
     assert (record.uid, record.login_uid, record.pid) == (ROOT.uid, ROOT.login_uid, ROOT.pid)
 
 
+@pytest.mark.parametrize("boot_id", ["", SECOND_BOOT])
+@pytest.mark.parametrize("step_s", [7200.0, 400 * 86_400.0])
+def test_clock_step_and_restarts_keep_fault_cleared(boot_id: str, step_s: float) -> None:
+    node = ClearNode(probation_s=3600.0)
+    node.xid(0, 48)
+    node.rest(30)
+    node.clear("gpu-0")
+    node.wall_s += step_s
+    node.rest(60)
+    for _ in range(2):
+        node.restart(boot_id=boot_id)
+        boot_id = ""
+        assert (node.health(), node.open_codes()) == (Health.HEALTHY, [])
+        node.rest(30)
+
+
 def test_clear_ends_fault_that_else_only_replacement_ends() -> None:
     node = ClearNode()
     node.xid(0, 165)

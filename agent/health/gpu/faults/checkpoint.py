@@ -43,6 +43,7 @@ from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.health import Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import (
     NO_MODULE,
+    BootBaseline,
     Cure,
     DriverModule,
     KnownGpu,
@@ -436,6 +437,7 @@ def restore_faults(
     signs: dict[int, RecoverySigns] = {}
     ended_at = {(of.device, of.code): of.ended_ns for of in kept.conditions if not of.check}
     in_boot = bool(boot_id) and kept.start.boot_id == boot_id
+    was_evaluated = kept.start != BootBaseline(kept.start.boot_id)
     cleared_s = {(record.device, record.code): record.at_wall_s for record in kept.cleared}
     for saved in kept.faults:
         number = numbers.get(saved.uuid) if saved.uuid else SHARED
@@ -466,8 +468,11 @@ def restore_faults(
             if not saved.healed:
                 for at_gpu, restored in _restored_signs(number, saved, kept.gpus, fault.last).items():
                     signs[at_gpu] = _merged_signs(signs.get(at_gpu, restored), restored)
+        is_current = saved.healed_ns > 0 or saved.boot_id != kept.start.boot_id
         for device in reported:
             ended_ns = ended_at.get((device, saved.code))
+            if saved.healed and is_current and was_evaluated and ended_ns is None:
+                continue  # its probation was over, or an operator had cleared it
             ended, in_probation = fault, same_boot and saved.healed
             if in_boot and not same_boot and saved.healed and ended_ns:  # its probation began in this boot
                 ended, in_probation = replace(fault, resolved=instant_at_mono(ended_ns, now)), True
