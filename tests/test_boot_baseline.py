@@ -29,7 +29,7 @@ from agent.model.machine_samples import LogLine, MachineSample, NumaMemorySample
 from agent.model.persistent_faults import BootBaseline, PersistentState
 from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
-from agent.model.settings import EngineSettings
+from agent.model.settings import EngineSettings, HostLimits, RuleOverride
 from agent.model.snapshot import CpuSetsSample, Snapshot
 from agent.model.time import NS
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
@@ -169,6 +169,39 @@ def cause_of(report: Report, device: str, code: str) -> Cause:
     (verdict,) = (found_device for found_device in report.devices if found_device.device == device)
     (cause,) = (cause for cause in verdict.causes if cause.code == code)
     return cause
+
+
+# --- raised faults ------------------------------------------------------------------------------------------
+
+
+def test_restart_keeps_faults_that_the_first_readings_do_not_show() -> None:
+    """Counters have no history yet, and the caps of the CPUs are over: their cause is in its probation."""
+    node = Node()
+    node.settings = replace(node.settings, host=HostLimits(nic_link_window_s=300))
+    node.start_again()
+    node.nic, node.cores = nic_sample(PORT._replace(link_downs=100)), (core(0, 2_000_000), core(1))
+    node.next(3)
+    node.cores = (core(0), core(1))
+    held = {"nic-0": {"nic.flapping"}, CPU: {"cpu.capped"}}
+    before = node.next(4)
+    assert cause_codes(before) == held
+    after = node.start_again(passes=1)
+    assert cause_codes(after) == held
+    for device, (code,) in held.items():
+        assert cause_of(after, device, code) == cause_of(before, device, code)
+    assert cause_codes(node.next(52)) == held, "a restart does not prolong the probation"
+    assert cause_codes(node.next(10)) == {"nic-0": {"nic.flapping"}}
+    assert cause_codes(node.next(240)) == {}, "the window is full"
+
+
+def test_milder_severity_applies_to_a_restored_fault_at_once() -> None:
+    node = Node()
+    node.start_again()
+    node.nic = nic_sample(PORT._replace(link_downs=100))
+    assert cause_codes(node.next(3)) == {"nic-0": {"nic.flapping"}}
+    milder = RuleOverride("nic.flapping", severity=Severity.INFO)
+    report = node.start_again(settings=replace(node.settings, rules=(milder,)), passes=1)
+    assert cause_codes(report, Severity.DEGRADED) == {}
 
 
 LOST: Final = {

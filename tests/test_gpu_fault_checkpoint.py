@@ -229,6 +229,23 @@ def test_fault_of_readings_that_ends_while_stopped_has_a_probation() -> None:
     assert (node.health(), node.codes()) == (Health.HEALTHY, [])
 
 
+def test_restart_keeps_a_fault_of_a_rate_until_its_window_is_full() -> None:
+    node = GpuNode(correctable_window_s=600)
+    for corrected in range(0, 2000, 200):
+        node.set_readings(0, ecc_correctable=corrected)
+        node.rest(30)
+    cause = node.cause("gpu.ecc.correctable_rate")
+    node.restart()
+    assert node.cause("gpu.ecc.correctable_rate") == cause
+    node.restart()
+    assert node.cause("gpu.ecc.correctable_rate") == cause
+    node.rest(570)
+    assert "gpu.ecc.correctable_rate" in node.codes()
+    node.rest(60)
+    assert node.codes() == []
+    assert node.state.checkpoint.conditions == ()
+
+
 def test_reboot_ends_a_fault_of_readings_without_probation() -> None:
     node = GpuNode()
     node.set_readings(0, recovery_action=2)

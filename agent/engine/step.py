@@ -43,7 +43,7 @@ from agent.health.declared.state import (
 from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
 from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
 from agent.health.gpu.faults.checkpoint import RestoredFaults, with_present_times
-from agent.health.gpu.rule_state import gpu_devices, gpu_sources
+from agent.health.gpu.rule_state import gpu_devices, gpu_rules, gpu_sources
 from agent.health.gpu.state import (
     GpuEvaluationResult,
     GpuState,
@@ -64,6 +64,7 @@ from agent.health.host.unchanged_parts import (
     unchanged_parts,
 )
 from agent.health.host.verdicts import (
+    ALL_HOST_RULES,
     CustomCheckEvaluation,
     HostRuleState,
     custom_check_sources,
@@ -82,6 +83,7 @@ from agent.health.state_updates import (
     restored_host_state,
     start_basis,
     values_of_boot,
+    with_milder_severities,
     with_seen_features,
 )
 from agent.health.verdict import (
@@ -98,11 +100,15 @@ from agent.model.health import DeviceHealth
 from agent.model.persistent_faults import PersistentState
 from agent.model.reading import SourceSample, SourceState, source_name, sources_in_state
 from agent.model.report import Report
-from agent.model.settings import EngineSettings
+from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant, with_present_clock
 
 STALL_RECHECK_NS: Final = NS
+_GROWTH_CODES: Final = frozenset(
+    rule.code for rule in (*ALL_HOST_RULES, *gpu_rules(GpuLimits())) if rule.counts_growth
+)
+"""Finding codes of the rules that need some minutes of readings after the agent's start."""
 RUN_LEASE_S: Final = 4
 """Seconds that every second run of the agent adds to each lease. Within a run, leases differ by less, so that
 two runs in a row have no lease in common."""
@@ -193,9 +199,10 @@ def initial_state(
     start = values_of_boot(saved.start, boot_id)
     seen = with_seen_features(state.gpus.rule_state, start.gpus)
     conditions = saved.conditions if start is saved.start else ()
+    held = with_milder_severities(restored_conditions(conditions), settings)
     return replace(
         state,
-        conditions={**restored_conditions(conditions), **state.conditions},
+        conditions={**held, **state.conditions},
         host=restored_host_state(start),
         gpus=state.gpus._replace(rule_state=seen, checkpoint=saved.gpu_part),
         checkpoint=replace(saved, start=start, conditions=conditions, runs=saved.runs + 1),
@@ -383,6 +390,9 @@ def step(
     if not is_incomplete:
         host_results = next_host_results(state.host_results, inputs, parts, host, ok_cache, settings, now)
     evaluation.due_ns += due_times(host_results, parts)
+    if is_starting or is_incomplete:  # what was restored waits for the first readings
+        restored = {key: held for key, held in conditions.items() if held.is_cause}
+        evaluation.conditions = restored | evaluation.conditions
     basis, checkpoint = _next_checkpoint(state, host, gpus.state, evaluation.conditions)
     state = EngineState(
         settings,
@@ -419,7 +429,7 @@ def _next_checkpoint(
     start = before.start
     if host.started and basis != state.start_basis:
         start = collect_baseline(start.boot_id, host, gpus.rule_state, state.settings)
-    stored = conditions_to_store(conditions)
+    stored = conditions_to_store(conditions, _GROWTH_CODES)
     same = (start, stored) == (before.start, before.conditions)
     if same and gpus.checkpoint is state.gpus.checkpoint:
         return basis, before

@@ -345,6 +345,15 @@ def conditions_with_settings(
     return changed
 
 
+def with_milder_severities(conditions: Conditions, settings: EngineSettings) -> Conditions:
+    """Return restored conditions with the severities that the operator set for their rules, if milder."""
+    changes = RuleChanges(settings.rules)
+    return {
+        key: _with_milder_severity(condition, changes.of(*key).severity)
+        for key, condition in conditions.items()
+    }
+
+
 def _with_milder_severity(condition: Condition, severity: Severity | None) -> Condition:
     finding = condition.finding
     if severity is None or finding.severity is Severity.UNKNOWN or severity >= finding.severity:

@@ -221,12 +221,13 @@ class PersistentFault(NamedTuple):
 
 
 class PersistentCondition(NamedTuple):
-    """Stored condition: a raised fault that a driver's health check found, or that makes a GPU Unhealthy."""
+    """Stored condition: a raised fault that the first readings of the agent's next start do not show. A
+    driver's health check found it, it makes a GPU Unhealthy, a counter grows, or it is in its probation."""
 
     device: str
-    """Name of the device, ``driver/pool/name``, or of the GPU or MIG instance."""
+    """Name of the device: ``driver/pool/name``, or that of a GPU, a MIG instance or the host's device."""
     check: str
-    """Name of the health check; empty: the fault is one of a GPU."""
+    """Name of the health check; empty: a rule found the fault."""
     code: str
     severity: Severity
     evidence: str
@@ -265,7 +266,7 @@ class PersistentState:
     """Faults that operators cleared within a day, the oldest first."""
     start: BootBaseline = field(default_factory=BootBaseline)
     conditions: tuple[PersistentCondition, ...] = ()
-    """Conditions of drivers' health checks and of Unhealthy GPUs, raised in the boot of ``start``."""
+    """Conditions of drivers' health checks and of rules, raised in the boot of ``start``."""
     runs: int = 0
     """Number of times that the agent has started with this state file."""
     module: DriverModule = NO_MODULE

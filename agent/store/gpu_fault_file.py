@@ -84,7 +84,7 @@ class _Start(BootBaseline):
     """Address and ``repaired_ns`` of each PCI function that an operator cleared."""
     fault_times: tuple[_FaultTimes, ...] = ()
     gpu_checks: tuple[PersistentCondition, ...] = ()
-    """Conditions of GPUs, and those of health checks in their probation: with all of their fields."""
+    """Conditions of rules, and those of health checks in their probation: with all of their fields."""
 
 
 _BASELINE: Final = tuple(field.name for field in fields(BootBaseline))
@@ -327,11 +327,15 @@ def _saved_runs(path: Path) -> int:
 
 
 def _urgent_part(memory: PersistentState) -> object:
-    """Return the part of the stored GPU faults that is written at once after a change: all but counts and
-    times."""
+    """Return the part of the stored GPU faults that is written at once after a change: all but counts, times
+    and mild conditions of rules, which may come and go with each reading."""
     faults = [
         fault._replace(times=0, last_wall_s=0, last_ns=0, log_us=0, texts=(), counters=())
         for fault in memory.faults
     ]
-    conditions = [(*fault[:4], fault.ended_ns) for fault in memory.conditions]
+    conditions = [
+        (*fault[:4], fault.ended_ns)
+        for fault in memory.conditions
+        if fault.check or fault.severity is Severity.UNHEALTHY
+    ]
     return memory.gpus, faults, memory.cleared, memory.start, memory.runs, memory.module, conditions

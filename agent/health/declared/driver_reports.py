@@ -229,8 +229,16 @@ def subject_of_checks(subject: Subject) -> Subject:
     return f"{_SUBJECT}{subject}"
 
 
-def conditions_to_store(conditions: Conditions) -> tuple[PersistentCondition, ...]:
-    """Return the raised conditions of health checks and of Unhealthy GPUs, for the agent's next start."""
+def conditions_to_store(
+    conditions: Conditions, growth_codes: Container[str] = ()
+) -> tuple[PersistentCondition, ...]:
+    """Return the raised conditions that the agent's next start would not find in its first readings.
+
+    They are those of health checks, of Unhealthy GPUs, of counters that grow, and in their probation.
+
+    Args:
+        growth_codes: Finding codes of the rules that evaluate the growth of a counter.
+    """
     stored = [
         PersistentCondition(
             subject.removeprefix(_SUBJECT),
@@ -250,7 +258,11 @@ def conditions_to_store(conditions: Conditions) -> tuple[PersistentCondition, ..
         and (
             condition.finding.code not in (_UNREADABLE, _EXPIRED)
             if subject.startswith(_SUBJECT)
-            else key.startswith("gpu.") and condition.finding.severity is Severity.UNHEALTHY
+            else (key.startswith("gpu.") and condition.finding.severity is Severity.UNHEALTHY)
+            or (
+                (key in growth_codes or condition.phase is ConditionPhase.PROBATION)
+                and condition.finding.severity > Severity.INFO
+            )
         )
     ]
     return tuple(sorted(stored, key=lambda fault: (-fault.severity, fault[:3]))[:STORED_MAX])
@@ -258,7 +270,8 @@ def conditions_to_store(conditions: Conditions) -> tuple[PersistentCondition, ..
 
 def restored_conditions(stored: Iterable[PersistentCondition]) -> Conditions:
     """Return the conditions that the agent stored before its restart. Each counts in the verdict until its
-    check has passed often enough or no longer exists, or until its probation is over and the GPU was read."""
+    check has passed often enough or no longer exists, until its rule has enough history, or until its
+    probation is over and the device was read."""
 
     def key(fault: PersistentCondition) -> tuple[Subject, str]:
         of_check = subject_of_checks(fault.device), f"{fault.check}/{fault.code}"
