@@ -920,7 +920,7 @@ CHECKS: Final = (
     Check("c-calls", "C call cycles (exit status)", 0, check_c_calls),
     Check("modules", "modules of agent/", 320, check_modules),
     Check("small-modules", "modules under 100 lines", 40, check_small_modules),
-    Check("lines", "lines of agent/", 102_600, check_lines),
+    Check("lines", "lines of agent/", 103_100, check_lines),
 )
 
 
