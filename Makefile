@@ -53,12 +53,12 @@ check: $(VENV)/.dev $(VENV)/.core ## before every save: lint and the tests that 
 	@$(PYTEST) -m "not live and not slow" $(PYTEST_ARGS)
 
 .PHONY: test
-test: before-pytest ## before a commit: lint, C tests under sanitizers, all tests but the slow ones (6 min)
+test: before-pytest ## before a commit: lint, C tests under sanitizers, all tests but the slow ones (6 to 15 min)
 	@echo "== pytest: not slow"
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: before-pytest ## before a merge: everything; fuzzing where clang is, the emulated machine where QEMU is (10 min)
+test-all: before-pytest ## before a merge: everything; fuzzing where clang is, the emulated machine where QEMU is (20 to 45 min)
 	@if command -v clang >/dev/null; then $(MAKE) fuzz; else echo "fuzzing: no clang" >>$(SKIPPED_BEFORE); fi
 	@echo "== pytest: everything"
 	@$(PYTEST) --hypothesis-profile=large $(PYTEST_ARGS)
