@@ -155,6 +155,27 @@ func TestHungCheckHasNoResultInEachPeriodAndIsNotCalledTwice(t *testing.T) {
 	})
 }
 
+// TestHungCheckWithALongTimeoutHasNoResultInEachPeriod covers runs after one that hangs: they do not wait for its
+// timeout again.
+func TestHungCheckWithALongTimeoutHasNoResultInEachPeriod(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		release := make(chan struct{})
+		defer close(release)
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Timeout: 60 * second, Run: func(context.Context, Device) (*Finding, error) {
+			<-release
+			return nil, nil
+		}})
+		c.Declare(card("a"))
+		time.Sleep(95 * second)
+		if got := r.texts(); len(got) < 3 {
+			t.Errorf("reported only %q", got)
+		}
+	})
+}
+
 func TestCheckThatReturnsItsContextsErrorHasTheSameTextAsAHungOne(t *testing.T) {
 	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported
