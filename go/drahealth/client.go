@@ -96,6 +96,7 @@ type Client struct {
 	checks      *checks
 	declared    atomic.Pointer[declaration]
 	declareOnce sync.Once
+	reopened    atomic.Pointer[time.Time]
 	undeclared  chan struct{} // capacity 1; full: devices are to be declared
 	syncing     chan struct{} // capacity 1; full: a declaration is in progress
 	reports     reports

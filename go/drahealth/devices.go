@@ -20,7 +20,8 @@ const (
 	syncTimeout = 5 * time.Second
 	// declareMax is the longest pause before a failed declaration is repeated.
 	declareMax = 30 * time.Second
-	// declareEvery is the time between two declarations of the same devices, declareWatch how long a client makes them.
+	// declareEvery is the time between two declarations of the same devices after a stream was opened (Client.reopened),
+	// declareWatch how long a client makes them.
 	declareEvery = time.Minute
 	declareWatch = time.Hour
 	// defaultLease is the kubelet's lease of a device without its own.
@@ -149,8 +150,8 @@ func (d *declaration) has(key device) bool {
 }
 
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
-// again on each new connection, and in the client's first hour once a minute. A driver that writes devices.d
-// does not call Declare.
+// again on each new connection, and in the client's first hour once more in the two minutes after it. A driver that
+// writes devices.d does not call Declare.
 //
 // Declare returns at once. OnError gets the agent's refusal once; invalid devices are declared again with the
 // next call or stream only. An agent that is too old for declarations is not an error.
@@ -158,9 +159,10 @@ func (c *Client) Declare(devices ...Device) {
 	c.redeclare(append([]Device{}, devices...))
 }
 
-// keepDeclared repeats declarations until they succeed, and in the first hour once a minute. In a rolling update,
-// after a restart of the agent or the kubelet, both instances of the driver declare their devices, in any order: the new
-// instance must be the last. The former one, whose first hour is over, must not replace these devices.
+// keepDeclared repeats declarations until they succeed, and in the first hour also after a new stream. In a rolling
+// update, after a restart of the agent or the kubelet, both instances of the driver declare their devices, in any order:
+// the new instance must be the last. The former one, whose first hour is over, must not replace these devices, and no
+// instance may do so while its streams stay open: the next update can begin within the hour.
 func (c *Client) keepDeclared() {
 	for began := time.Now(); ; {
 		var again <-chan time.Time
@@ -172,6 +174,9 @@ func (c *Client) keepDeclared() {
 			return
 		case <-c.undeclared:
 		case <-again: // the agent writes nothing if the devices are the same
+			if at := c.reopened.Load(); at == nil || time.Since(*at) > 2*declareEvery {
+				continue
+			}
 		}
 		for pause := reconnectMax; c.sync(c.background, false) != nil; pause = min(2*pause, declareMax) {
 			select {
@@ -187,6 +192,7 @@ func (c *Client) keepDeclared() {
 // declareAgain declares the devices and sends the results of checks before a stream begins: the agent may be a
 // new one.
 func (c *Client) declareAgain(ctx context.Context) {
+	c.reopened.Store(new(time.Now()))
 	c.checks.resend()
 	if c.sync(ctx, true) != nil {
 		fill(c.undeclared)

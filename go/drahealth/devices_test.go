@@ -83,10 +83,23 @@ func TestNewInstancesDevicesReplaceThoseOfTheFormerOne(t *testing.T) {
 		before := len(calls.entries())
 		c.Declare(cpu("new"))
 		synctest.Wait()
-		former.declareAgain(t.Context()) // the agent is a new one
-		time.Sleep(declareEvery)
-		if got := calls.entries()[before:]; !slices.Equal(got, []string{"new", "former", "new"}) {
+		c.declareAgain(t.Context()) // the agent is a new one
+		former.declareAgain(t.Context())
+		time.Sleep(declareEvery + second)
+		if got := calls.entries()[before:]; !slices.Equal(got, []string{"new", "new", "former", "new"}) {
 			t.Errorf("the agent got the devices of %q", got)
+		}
+		time.Sleep(2 * declareEvery)
+		before = len(calls.entries())
+		newest, err := New(driverName, func(c *Client) { c.dial = a.dial })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer newest.Close()
+		newest.Declare(cpu("newest"))
+		time.Sleep(10 * declareEvery)
+		if got := calls.entries()[before:]; !slices.Equal(got, []string{"newest"}) {
+			t.Errorf("the agent got the devices of %q during the next update", got)
 		}
 		time.Sleep(2 * declareWatch)
 		got := len(calls.entries())
