@@ -285,6 +285,9 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 			k.end(key)
 		}
 	}
+	if earlier := c.declared.Load(); earlier != nil {
+		declared.accepted.Store(earlier.accepted.Load())
+	}
 	c.declared.Store(declared)
 	fill(c.undeclared)
 	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })

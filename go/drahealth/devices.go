@@ -140,7 +140,7 @@ type declaration struct {
 	reported bool // OnError got the agent's error
 	refused  bool // the agent will never accept it; another agent can
 	names    map[device]bool
-	accepted atomic.Bool // the agent accepted it with the last call
+	accepted atomic.Bool // the agent accepted it, or an earlier one, since the last stream was opened
 }
 
 // has reports whether a device is declared; all are without a declaration. A declared device without a pool has
@@ -216,7 +216,9 @@ func (c *Client) sync(ctx context.Context, newStream bool) error {
 	}
 	declared.refused = false
 	_, err := c.link.SyncDevices(ctx, &pb.SyncDevicesRequest{Devices: declared.devices})
-	declared.accepted.Store(err == nil)
+	if err == nil || newStream { // an agent that refuses other devices keeps the earlier ones
+		declared.accepted.Store(err == nil)
+	}
 	switch status.Code(err) {
 	case codes.OK:
 		c.doubt(0)

@@ -481,6 +481,33 @@ func TestDevicesOfAnotherDeclarationAreForwarded(t *testing.T) {
 	})
 }
 
+// TestRemovedDeviceWithTheNameOfAHostsIsNoHostDevice covers a list that the agent sends before it answers the
+// declaration without the device.
+func TestRemovedDeviceWithTheNameOfAHostsIsNoHostDevice(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var refuses atomic.Bool
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			if refuses.Load() {
+				return status.Error(codes.InvalidArgument, "devices[1].name: 70 bytes, limit 63")
+			}
+			return nil
+		}
+		all := hostDevices("cpu-node0", "cpu-node1")
+		a.health = sendEvery(10*second, all, all, all)
+		a.start()
+		c.Declare(cpu("cpu-node0"), cpu("cpu-node1"))
+		k := startKubelet(ctx, c)
+		time.Sleep(15 * second)
+		k.received(t)
+		refuses.Store(true)
+		c.Declare(cpu("cpu-node0"), cpu("too-long"))
+		time.Sleep(10 * second)
+		if got := k.received(t); len(got) == 0 {
+			t.Error("the kubelet received no health of devices that the agent still has")
+		}
+	})
+}
+
 func TestHostDevicesAreForwardedForADriverThatDeclaresNone(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.health = sendLists(hostDevices("gpu-0", "cpu-node0"))
