@@ -88,7 +88,8 @@ func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, 
 		case taints = <-newest:
 			late = nil
 		case <-late:
-			if asked.Load() && time.Since(began) < busyTaints {
+			// select takes a random one of several cases: taints that wait are published instead
+			if len(newest) > 0 || asked.Load() && time.Since(began) < busyTaints {
 				late = time.After(time.Second)
 				continue
 			}
