@@ -474,6 +474,19 @@ def test_time_without_a_pass_does_not_confirm_a_finding() -> None:
         assert "gpu.pcie.gen" not in node.codes(), "one pass in 30 s"
 
 
+def test_time_in_which_the_agent_is_stopped_does_not_confirm_a_finding() -> None:
+    node = GpuNode(1)
+    node.rest(30)
+    node.set_readings(0, pcie_gen=1, utilization=90, pstate=0)
+    node.next()
+    for _ in range(2):
+        node.wait(70)
+        node.next(2)
+        assert "gpu.pcie.gen" not in node.codes(), "four readings in 140 s"
+    node.next(30)
+    assert "gpu.pcie.gen" in node.codes()
+
+
 def test_recovery_action_is_the_first_cause() -> None:
     node = GpuNode()
     node.set_readings(0, recovery_action=2)

@@ -77,6 +77,7 @@ from agent.health.host.verdicts import (
 from agent.health.state_updates import (
     Basis,
     collect_baseline,
+    conditions_after_pause,
     conditions_with_settings,
     gpus_with_settings,
     host_with_settings,
@@ -296,6 +297,8 @@ def step(
     # 3. Clear the latched faults that operators state to be repaired; a later report answers early requests
     changed = _changed_devices(state, gpus, declared)
     conditions = _conditions_without(state.conditions, changed)
+    if pauses is not state.pauses and pauses:
+        conditions = conditions_after_pause(conditions, pauses[-1])
     clears = ClearOutcome(gpus, host, state.driver_faults, state.last_clear_request)
     verdict_cache, ok_cache = state.verdict_cache, state.ok_cache
     if snapshot.clear_requests and not is_starting:

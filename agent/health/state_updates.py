@@ -48,6 +48,7 @@ from agent.health.host.verdicts import HostRuleState
 from agent.health.rate_window import RateWindow, WindowedCounter
 from agent.health.rules import RuleChange, RuleChanges
 from agent.health.state_machine import Condition, ConditionPhase, with_probation_time
+from agent.health.verdict import Pause
 from agent.model.cpuset import format_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DeclaredNicDevice, DeclaredPart, DeclaredPciDevice
 from agent.model.health import Severity
@@ -62,6 +63,20 @@ STORED_MAX: Final = 1024
 
 Basis = tuple[object, ...]
 """Parts of the rules' state from which values at start are made; while they are equal, so are the values."""
+
+
+def conditions_after_pause(conditions: Conditions, pause: Pause) -> Conditions:
+    """Return conditions whose pending faults count no time in which the agent was stopped.
+
+    A reading before and one after the pause do not show that the fault lasted as long as the pause.
+    """
+    begin_ns, end_ns = pause
+    return {
+        key: condition._replace(run_start_ns=condition.run_start_ns + end_ns - begin_ns)
+        if condition.phase is ConditionPhase.PENDING
+        else condition
+        for key, condition in conditions.items()
+    }
 
 
 def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:

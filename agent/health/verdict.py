@@ -113,8 +113,10 @@ def paused_ns(pauses: Iterable[Pause], beat_ns: int, limit_ns: int) -> int:
     return -(-lost_ns // NS) * NS
 
 
-def with_pauses(source: SourceSample, pauses: Iterable[Pause]) -> SourceSample:
+def with_pauses(source: SourceSample, pauses: Sequence[Pause]) -> SourceSample:
     """Return a source with a stall limit that is later by the time in which the agent was stopped."""
+    if source.beat_ns >= pauses[-1][1]:
+        return source  # the usual case, at little cost
     limit_ns = stall_limit_ns(source)
     lost_ns = 0 if source.state is SourceState.ABSENT else paused_ns(pauses, source.beat_ns, limit_ns)
     return source._replace(limit_ns=limit_ns + lost_ns) if lost_ns else source
