@@ -22,6 +22,7 @@ from agent.model.declared_devices import (
     DeclaredNicDevice,
     DeclaredPart,
     DeclaredPciDevice,
+    DriverCheckSample,
     DriverDevice,
 )
 from agent.model.health import Blame, Cause, Health, Repair, Severity
@@ -192,6 +193,72 @@ def test_restart_keeps_faults_that_the_first_readings_do_not_show() -> None:
     assert cause_codes(node.next(52)) == held, "a restart does not prolong the probation"
     assert cause_codes(node.next(10)) == {"nic-0": {"nic.flapping"}}
     assert cause_codes(node.next(240)) == {}, "the window is full"
+
+
+def test_clear_ends_a_restored_fault_of_a_rate_whose_window_is_not_full() -> None:
+    """An agent that restarts more often than the window would keep the fault for ever."""
+    node = Node()
+    node.next(3)
+    node.nic = nic_sample(PORT._replace(link_downs=100))
+    node.next(3)
+    for _ in range(6):
+        node.start_again(passes=100)
+    assert cause_codes(node.next()) == {"nic-0": {"nic.flapping"}}
+    result = node.clear("nic-0", "nic.flapping")
+    assert [record.code for record in result.cleared] == ["nic.flapping"], result.reason
+    assert cause_codes(node.next(2)) == {}
+
+
+def test_restarts_do_not_prolong_the_probation_of_a_rate() -> None:
+    node = Node()
+    rule = RuleOverride("nic.flapping", severity=Severity.UNHEALTHY, probation_s=60)
+    node.settings = replace(node.settings, host=HostLimits(nic_link_window_s=120), rules=(rule,))
+    node.start_again()
+    node.nic = nic_sample(PORT._replace(link_downs=100))
+    node.next(3)
+    assert "(over; " in cause_of(node.next(125), "nic-0", "nic.flapping").evidence
+    assert cause_codes(node.start_again(passes=30)) == {"nic-0": {"nic.flapping"}}
+    assert cause_codes(node.start_again(passes=40)) == {}
+
+
+def test_restart_keeps_a_fault_of_a_device_whose_check_has_not_run_yet() -> None:
+    class CheckedNode(Node):
+        """Node whose driver also reports a check of the NIC."""
+
+        reports = True
+
+        def snapshot(self) -> Snapshot:
+            read = super().snapshot()
+            (file,) = read.declared
+            subject = f"{DRIVER}/node-a/nic-0"
+            devices = tuple(
+                device._replace(checks=("link",)) if device.name == "nic-0" else device
+                for device in file.devices
+            )
+            result = DriverCheckSample(
+                "link",
+                subject,
+                finding=None,
+                no_result_reason="",
+                passes=5 + self.passes,
+                beat_ns=self.now_ns,
+                period_ns=5 * NS,
+                raise_after=1,
+                clear_after=1,
+                lease_ns=15 * NS,
+            )
+            checks = (result,) if self.reports else ()
+            return replace(read, declared=(file._replace(devices=devices),), checks=checks)
+
+    node = CheckedNode()
+    node.next(3)
+    node.nic = nic_sample(PORT._replace(link_downs=100))
+    before = cause_codes(node.next(3))
+    assert "nic.flapping" in before["nic-0"]
+    node.reports = False
+    node.start_again(passes=1)
+    node.reports = True
+    assert cause_codes(node.next()) == before
 
 
 def test_milder_severity_applies_to_a_restored_fault_at_once() -> None:

@@ -679,3 +679,17 @@ def test_failing_library_keeps_fault_unresolved() -> None:
     node.nvml = node.nvml._replace(state=SourceState.OK)
     node.recover(0, H100)
     assert seconds_until_healthy(node) <= 10 + 60 + 30
+
+
+def test_reset_while_the_agent_is_stopped_ends_a_fault_of_a_rate() -> None:
+    node = GpuNode(correctable_window_s=3600)
+    for count in range(0, 2000, 200):
+        node.set_readings(0, ecc_correctable=count)
+        node.rest(30)
+    assert node.codes() == ["gpu.ecc.correctable_rate"]
+    node.restart()
+    assert node.codes() == ["gpu.ecc.correctable_rate"]
+    node.reset(0)
+    node.restart(away_s=60)
+    node.rest(10)
+    assert node.codes() == []

@@ -40,6 +40,7 @@ from agent.health.host.verdicts import (
 from agent.health.rules import (
     Rule,
     RuleChanges,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleResult,
     evaluate_rule,
@@ -92,7 +93,8 @@ class _Remembered:
     latched: dict[FaultKey, tuple[Subject, ...]] = field(default_factory=dict)
     """Latched faults, each with the names of the devices that report it."""
     conditions: list[tuple[Subject, str]] = field(default_factory=list)
-    """Raised faults in their probation that rules found in readings, by device and finding code."""
+    """Faults that rules found in earlier readings, by device and finding code: those in their probation, and
+    those of counters whose history is too short since the agent's start."""
     driver_faults: list[DriverFaultKey] = field(default_factory=list)
     from_start: list[tuple[Subject, str]] = field(default_factory=list)
     """Raised faults whose readings differ from those at start, by device and finding code."""
@@ -136,6 +138,12 @@ def clear_faults(
             continue
         found = _find_remembered(outcome, target, request.code, conditions)
         rebaselined = _with_new_baseline(outcome, target, request.code, declared, snapshot, settings, now)
+        found.conditions += [
+            key
+            for key in _reading_faults(outcome, target, request.code, conditions)
+            if _waits_for_history(key[1], target, declared, outcome, snapshot, settings, now)
+            and key not in found.conditions
+        ]
         ending = [
             key
             for key in _reading_faults(outcome, target, request.code, conditions)
@@ -384,6 +392,40 @@ def _result(
 ) -> RuleResult | None:
     """Evaluate the rule with the finding code ``code`` for a device, and return the result. None: there is no
     such rule or device."""
+    rule, view = _rule_with_input(code, target, declared, outcome, snapshot, settings, now)
+    if rule is None or view is None:
+        return None
+    return evaluate_rule(rule, view, RuleChanges(settings.rules).of(target.name, code).limit)
+
+
+def _waits_for_history(
+    code: str,
+    target: _Target,
+    declared: DeclaredState,
+    outcome: ClearOutcome,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+    now: Instant,
+) -> bool:
+    """Return whether a raised fault is that of a counter whose history is too short since the agent's start,
+    so that no reading shows the fault."""
+    rule, _ = _rule_with_input(code, target, declared, outcome, snapshot, settings, now)
+    if rule is None or not rule.counts_growth:
+        return False
+    result = _result(code, target, declared, outcome, snapshot, settings, now)
+    return isinstance(result, RuleInconclusive)
+
+
+def _rule_with_input(
+    code: str,
+    target: _Target,
+    declared: DeclaredState,
+    outcome: ClearOutcome,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+    now: Instant,
+) -> tuple[Rule | None, object]:
+    """Return the rule with the finding code ``code`` for a device, and its input; None: there is none."""
     gpu, pools = target.host_device, pools_by_device(snapshot)
     rules: Sequence[Rule]
     view: object
@@ -402,10 +444,7 @@ def _result(
         known = next((device for device in outcome.host.devices if device.name == target.name), None)
         rules = HOST_RULES[known.kind] if known else ()
         view = device_rule_input(outcome.host, snapshot, pools, settings, known, now) if known else None
-    rule = next((rule for rule in rules if rule.code == code), None)
-    if rule is None or view is None:
-        return None
-    return evaluate_rule(rule, view, RuleChanges(settings.rules).of(target.name, code).limit)
+    return next((rule for rule in rules if rule.code == code), None), view
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

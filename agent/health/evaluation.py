@@ -218,7 +218,10 @@ class Evaluation:
             return
         self.update_condition(subject, unreadable, None, source)
         if isinstance(result, RuleInconclusive):
-            self.update_condition(subject, rule, None, source, seen=False)
+            held = self.previous.get((subject, rule.code))
+            # a probation ends by time: after a restart, the counter's history may be too short for longer
+            is_over = rule.counts_growth and held is not None and held.phase is ConditionPhase.PROBATION
+            self.update_condition(subject, rule, None, source, seen=is_over)
         else:
             assert not isinstance(result, RuleNotApplicable), "apply_result() returned before"
             self.update_condition(subject, rule, result, source, valid_when_stalled=rule.valid_when_stalled)

@@ -158,12 +158,17 @@ def declared_check_samples(
         for subject, names in checked.items()
         for name in names
     ]
-    if pauses:
+    if pauses:  # usually, all results are newer
+        end_ns = pauses[-1][1]
         declared = [
-            sample._replace(lease_ns=sample.lease_ns + paused_ns(pauses, sample.beat_ns, sample.lease_ns))
-            for sample in declared
+            sample if sample.beat_ns >= end_ns else _with_longer_lease(sample, pauses) for sample in declared
         ]
     return (*own, *declared)
+
+
+def _with_longer_lease(sample: DriverCheckSample, pauses: Sequence[Pause]) -> DriverCheckSample:
+    lost_ns = paused_ns(pauses, sample.beat_ns, sample.lease_ns)
+    return sample._replace(lease_ns=sample.lease_ns + lost_ns)
 
 
 def _awaited_sample(check: str, subject: Subject, since: Instant) -> DriverCheckSample:
@@ -293,13 +298,14 @@ def restored_conditions(stored: Iterable[PersistentCondition]) -> Conditions:
 
 
 def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> list[Cause]:
-    """Keep the stored faults of a device whose health checks have not run since the agent's start; return
-    them as causes, worst first."""
+    """Keep the stored faults of a device that was not evaluated since the agent's start; return those of its
+    health checks as causes, worst first."""
     own = subject_of_checks(subject)
-    for code in evaluation.previous_codes(own):
-        condition = evaluation.previous[own, code]
-        if condition.last_pass == 0 and condition.finding.code not in (_UNREADABLE, _EXPIRED):
-            evaluation.repeat_finding(own, code, passes=0)
+    for name in (own, subject):
+        for code in evaluation.previous_codes(name):
+            condition = evaluation.previous[name, code]
+            if condition.last_pass == 0 and condition.finding.code not in (_UNREADABLE, _EXPIRED):
+                evaluation.repeat_finding(name, code, passes=0)
     return evaluation.causes(own, _public_row)
 
 

@@ -14,7 +14,13 @@ from agent.health.gpu.faults.decide_severity import (
     mig_findings,
 )
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
-from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_identifying_gpus, is_listing_gpus
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
+    gpu_reading,
+    is_answering,
+    is_identifying_gpus,
+    is_listing_gpus,
+)
 from agent.health.gpu.rule_state import GpuRuleState, gpu_rules, gpu_views
 from agent.health.gpu.state import CachedGpu, GpuEvaluationResult, GpuVerdictCache, cached_gpu, next_gpu_cache
 from agent.health.rules import (
@@ -27,7 +33,7 @@ from agent.health.rules import (
     evaluate_rule,
 )
 from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time, stall_cause
-from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample
+from agent.model.gpu import GpuAttributes, GpuOsSample, GpuWakeMode, MigSample, NvmlSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
 from agent.model.reading import SourceSample, SourceState
@@ -143,6 +149,9 @@ def evaluate_gpu(
             result = rule.evaluate(view)  # at each heartbeat 40 times per GPU, without a further call
         else:
             result = evaluate_rule(rule, view, limit)
+        is_short = isinstance(result, RuleInconclusive) and answering and rule.counts_growth
+        if is_short and not had_no_conditions and _are_counters_zero(rule, view):
+            result = OK  # no event, however short the history: the GPU was reset while the agent was stopped
         if result is OK and had_no_conditions and not rule.counts_growth:
             continue  # the most frequent case, and nothing changes
         rule_source = source if rule.source == "gpu" else evaluation.sources.get(rule.source, source)
@@ -151,6 +160,12 @@ def evaluate_gpu(
     _update_fault_conditions(evaluation, device, found, source)
     if not answering and (step_ns := next_not_answering_change_ns(view)) is not None:
         evaluation.due_ns.append(step_ns)
+
+
+def _are_counters_zero(rule: Rule, view: GpuRuleInput) -> bool:
+    """Return whether all counters of a rule that evaluates their growth are 0."""
+    counters = [wake.field for wake in rule.gpu_reads if wake.mode is GpuWakeMode.RISE]
+    return bool(counters) and all(gpu_reading(view, field) == 0 for field in counters)
 
 
 def evaluate_mig_instance(
