@@ -88,6 +88,7 @@ from agent.health.state_updates import (
     with_seen_features,
 )
 from agent.health.verdict import (
+    PAUSE_DELAY_NS,
     Pause,
     SourceStall,
     VerdictContext,
@@ -252,9 +253,11 @@ def step(
     # 1. Update what the rules compare with: values at start, counter windows, facts of the kernel log
     settings = state.settings
     started = state.started or now
-    is_leased = any(sample.lease_ns for sample in snapshot.checks)
-    due_ns = state.due_ns if is_leased else None
-    pauses = next_pauses(state.pauses, state.evaluated, due_ns, settings.lease_s, now)
+    pauses = state.pauses
+    if state.evaluated is not None and now.mono_ns - state.evaluated.mono_ns > PAUSE_DELAY_NS:
+        is_leased = any(sample.lease_ns for sample in snapshot.checks)
+        due_ns = state.due_ns if is_leased else None
+        pauses = next_pauses(pauses, state.evaluated, due_ns, settings.lease_s, now)
     inputs, is_incomplete = host_inputs(snapshot, settings), is_snapshot_incomplete(snapshot)
     parts = frozenset[str]()
     if not (is_full or is_incomplete or snapshot.clear_requests):

@@ -218,10 +218,10 @@ class Evaluation:
             return
         self.update_condition(subject, unreadable, None, source)
         if isinstance(result, RuleInconclusive):
-            held = self.previous.get((subject, rule.code))
             # a probation ends by time: after a restart, the counter's history may be too short for longer
-            is_over = rule.counts_growth and held is not None and held.phase is ConditionPhase.PROBATION
-            self.update_condition(subject, rule, None, source, seen=is_over)
+            held = self.previous.get((subject, rule.code)) if rule.counts_growth else None
+            seen = held is not None and held.phase is ConditionPhase.PROBATION
+            self.update_condition(subject, rule, None, source, seen=seen)
         else:
             assert not isinstance(result, RuleNotApplicable), "apply_result() returned before"
             self.update_condition(subject, rule, result, source, valid_when_stalled=rule.valid_when_stalled)
@@ -259,7 +259,9 @@ class Evaluation:
                 finding = with_severity(finding, change.severity, row)
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
-        read_ns = None if valid_when_stalled else source.beat_ns + READ_PERIODS * source.period_ns
+        read_ns = None
+        if finding is not None and not valid_when_stalled:
+            read_ns = source.beat_ns + READ_PERIODS * source.period_ns
         condition = next_condition(
             previous,
             finding,

@@ -90,12 +90,10 @@ def longest_wait_ns(lease_s: int) -> int:
 
 
 def next_pauses(
-    pauses: tuple[Pause, ...], evaluated: Instant | None, due_ns: int | None, lease_s: int, now: Instant
+    pauses: tuple[Pause, ...], evaluated: Instant, due_ns: int | None, lease_s: int, now: Instant
 ) -> tuple[Pause, ...]:
     """Return the newest pauses of the agent, with one that ends now if this evaluation is later than `due_ns`
     (time at which the last evaluation needed it; None: no such time) or a heartbeat after `evaluated`."""
-    if evaluated is None:
-        return ()
     begin_ns, end_ns = evaluated.mono_ns, now.mono_ns
     is_overdue = due_ns is not None and begin_ns < due_ns < end_ns - PAUSE_DELAY_NS
     if is_overdue or end_ns - begin_ns > longest_wait_ns(lease_s):

@@ -149,11 +149,11 @@ def evaluate_gpu(
             result = rule.evaluate(view)  # at each heartbeat 40 times per GPU, without a further call
         else:
             result = evaluate_rule(rule, view, limit)
-        is_short = isinstance(result, RuleInconclusive) and answering and rule.counts_growth
-        if is_short and not had_no_conditions and _are_counters_zero(rule, view):
+        if had_no_conditions:
+            if result is OK and not rule.counts_growth:
+                continue  # the most frequent case, and nothing changes
+        elif isinstance(result, RuleInconclusive) and answering and _are_counters_zero(rule, view):
             result = OK  # no event, however short the history: the GPU was reset while the agent was stopped
-        if result is OK and had_no_conditions and not rule.counts_growth:
-            continue  # the most frequent case, and nothing changes
         rule_source = source if rule.source == "gpu" else evaluation.sources.get(rule.source, source)
         evaluation.apply_result(device.name, rule, result, rule_source)
     found = gpu_findings(gpus.decisions, gpus.faults_by_key, gpus.state.rule_state, device.gpu_number)
@@ -163,9 +163,9 @@ def evaluate_gpu(
 
 
 def _are_counters_zero(rule: Rule, view: GpuRuleInput) -> bool:
-    """Return whether all counters of a rule that evaluates their growth are 0."""
+    """Return whether a rule evaluates the growth of counters, and all of them are 0."""
     counters = [wake.field for wake in rule.gpu_reads if wake.mode is GpuWakeMode.RISE]
-    return bool(counters) and all(gpu_reading(view, field) == 0 for field in counters)
+    return rule.counts_growth and bool(counters) and all(gpu_reading(view, field) == 0 for field in counters)
 
 
 def evaluate_mig_instance(
