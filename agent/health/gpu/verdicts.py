@@ -152,8 +152,13 @@ def evaluate_gpu(
         if had_no_conditions:
             if result is OK and not rule.counts_growth:
                 continue  # the most frequent case, and nothing changes
-        elif isinstance(result, RuleInconclusive) and answering and _are_counters_zero(rule, view):
-            result = OK  # no event, however short the history: the GPU was reset while the agent was stopped
+        elif (
+            isinstance(result, RuleInconclusive)
+            and (device.name, rule.code) in evaluation.previous
+            and answering
+            and _are_counters_zero(rule, view)
+        ):
+            result = OK  # the history is short, but the GPU was reset while the agent was stopped
         rule_source = source if rule.source == "gpu" else evaluation.sources.get(rule.source, source)
         evaluation.apply_result(device.name, rule, result, rule_source)
     found = gpu_findings(gpus.decisions, gpus.faults_by_key, gpus.state.rule_state, device.gpu_number)
