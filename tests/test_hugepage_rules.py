@@ -420,6 +420,10 @@ class RealPools:
         self._now_s = 0.0
 
     def evaluate(self, after_s: float = 0) -> Report:
+        """Evaluate after some time, with heartbeats in between: a longer gap is a pause of the agent."""
+        while after_s > 10:
+            self.evaluate(10)
+            after_s -= 10
         self._sampler.run_pass()
         seen = self._sampler.read()
         assert seen is not None
