@@ -300,7 +300,7 @@ def step(
     # 3. Clear the latched faults that operators state to be repaired; a later report answers early requests
     changed = _changed_devices(state, gpus, declared)
     conditions = _conditions_without(state.conditions, changed)
-    if pauses is not state.pauses and pauses:
+    if pauses is not state.pauses:
         conditions = conditions_after_pause(conditions, pauses[-1])
     clears = ClearOutcome(gpus, host, state.driver_faults, state.last_clear_request)
     verdict_cache, ok_cache = state.verdict_cache, state.ok_cache

@@ -138,15 +138,16 @@ def clear_faults(
             continue
         found = _find_remembered(outcome, target, request.code, conditions)
         rebaselined = _with_new_baseline(outcome, target, request.code, declared, snapshot, settings, now)
+        raised = list(_reading_faults(outcome, target, request.code, conditions))
         found.conditions += [
             key
-            for key in _reading_faults(outcome, target, request.code, conditions)
-            if _waits_for_history(key[1], target, declared, outcome, snapshot, settings, now)
-            and key not in found.conditions
+            for key in raised
+            if key not in found.conditions
+            and _waits_for_history(key[1], target, declared, outcome, snapshot, settings, now)
         ]
         ending = [
             key
-            for key in _reading_faults(outcome, target, request.code, conditions)
+            for key in raised
             if _ends_with(key[1], target, declared, outcome, rebaselined, snapshot, settings, now)
         ]
         found.from_start = [key for key in ending if request.code in ("", key[1])]
@@ -373,29 +374,12 @@ def _ends_with(
     compare the device's readings with its present values, not with those at start."""
     if rebaselined is before:
         return False
-    was, is_now = (
+    (_, was), (_, is_now) = (
         _result(code, target, declared, outcome, snapshot, settings, now) for outcome in (before, rebaselined)
     )
     if not isinstance(was, Finding) or isinstance(is_now, RuleInputUnreadable):
         return False
     return not isinstance(is_now, Finding) or is_now.severity < was.severity
-
-
-def _result(
-    code: str,
-    target: _Target,
-    declared: DeclaredState,
-    outcome: ClearOutcome,
-    snapshot: Snapshot,
-    settings: EngineSettings,
-    now: Instant,
-) -> RuleResult | None:
-    """Evaluate the rule with the finding code ``code`` for a device, and return the result. None: there is no
-    such rule or device."""
-    rule, view = _rule_with_input(code, target, declared, outcome, snapshot, settings, now)
-    if rule is None or view is None:
-        return None
-    return evaluate_rule(rule, view, RuleChanges(settings.rules).of(target.name, code).limit)
 
 
 def _waits_for_history(
@@ -409,14 +393,11 @@ def _waits_for_history(
 ) -> bool:
     """Return whether a raised fault is that of a counter whose history is too short since the agent's start,
     so that no reading shows the fault."""
-    rule, _ = _rule_with_input(code, target, declared, outcome, snapshot, settings, now)
-    if rule is None or not rule.counts_growth:
-        return False
-    result = _result(code, target, declared, outcome, snapshot, settings, now)
-    return isinstance(result, RuleInconclusive)
+    rule, result = _result(code, target, declared, outcome, snapshot, settings, now)
+    return rule is not None and rule.counts_growth and isinstance(result, RuleInconclusive)
 
 
-def _rule_with_input(
+def _result(
     code: str,
     target: _Target,
     declared: DeclaredState,
@@ -424,8 +405,9 @@ def _rule_with_input(
     snapshot: Snapshot,
     settings: EngineSettings,
     now: Instant,
-) -> tuple[Rule | None, object]:
-    """Return the rule with the finding code ``code`` for a device, and its input; None: there is none."""
+) -> tuple[Rule | None, RuleResult | None]:
+    """Evaluate the rule with the finding code ``code`` for a device. Return the rule and its result; None:
+    there is no such rule, or no such device."""
     gpu, pools = target.host_device, pools_by_device(snapshot)
     rules: Sequence[Rule]
     view: object
@@ -444,7 +426,10 @@ def _rule_with_input(
         known = next((device for device in outcome.host.devices if device.name == target.name), None)
         rules = HOST_RULES[known.kind] if known else ()
         view = device_rule_input(outcome.host, snapshot, pools, settings, known, now) if known else None
-    return next((rule for rule in rules if rule.code == code), None), view
+    rule = next((rule for rule in rules if rule.code == code), None)
+    if rule is None or view is None:
+        return rule, None
+    return rule, evaluate_rule(rule, view, RuleChanges(settings.rules).of(target.name, code).limit)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

@@ -253,8 +253,10 @@ def _has_new_occurrence(fault: Fault, before: Fault | None) -> bool:
 
     A late report of a fault that was resolved in between is no new occurrence.
     """
-    if before is None or fault.before_start:
-        return not fault.before_start
+    if fault.before_start:
+        return False
+    if before is None:
+        return True
     if before.resolved:
         return fault.last.mono_ns > before.resolved.mono_ns
     return (fault.last, fault.times) != (before.last, before.times)
