@@ -294,9 +294,10 @@ def test_newest_line_decides_when_lines_get_the_same_time() -> None:
     down = line("nfs: server a not responding, timed out", first=101)
     watch.evaluate(up, down)
     assert watch.fact(KernelLogCode.NFS, "a").values == ("down",)
+    read_at = at(watch.second)
     watch.evaluate(up, down)
     fact = watch.fact(KernelLogCode.NFS, "a")
-    assert (fact.last, fact.values) == (at(watch.second), ("up",))
+    assert (fact.last, fact.values) == (read_at, ("up",))
 
 
 def test_flood_of_other_lines_keeps_the_fault_of_a_nic() -> None:
@@ -337,6 +338,24 @@ def test_end_of_a_new_fault_is_read_one_evaluation_later(
         found.append((fact.values[0], fact.times))
     assert found == [(expected[0], 1), (expected[1], 2), (expected[1], 2)]
     assert watch.past.lines == lines
+
+
+def test_fault_after_the_waiting_end_of_a_fault_stays() -> None:
+    watch = LogLatch()
+    watch.evaluate()
+    watch.evaluate(log_line(FAILED, 1), ended := log_line(RECOVERED, 2))
+    again = log_line(FAILED, 1)._replace(times=2, last_us=int((START_S + 2.3) * 1e6))
+    for _ in range(3):
+        (fact,) = watch.evaluate(again, ended).facts.values()
+        assert (fact.values[0], fact.times) == ("failed", 3)
+
+
+def test_end_of_a_new_fault_counts_although_its_entry_is_evicted() -> None:
+    watch = LogLatch()
+    watch.evaluate()
+    watch.evaluate(failed := log_line(FAILED, 1), log_line(RECOVERED, 2))
+    (fact,) = watch.evaluate(failed).facts.values()
+    assert fact.values[0] == "recovered"
 
 
 def test_end_of_an_old_fault_is_read_at_once() -> None:

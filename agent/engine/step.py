@@ -323,7 +323,7 @@ def step(
     previous = VerdictContext(started, state.evaluated, state.devices, stalled, lease_salt_s + run_lease_s)
     if not is_incomplete:
         evaluate_host(evaluation, host, snapshot, parts)
-        if snapshot.log and len(host.kernel_log.lines) < len(snapshot.log.lines):
+        if host.kernel_log.ends:
             evaluation.due_ns.append(now.mono_ns + STALL_RECHECK_NS)
     own = dict(host_verdicts(evaluation, previous, host))
     found_gpus, gpu_cache = gpu_verdicts(evaluation, previous, gpus, snapshot, state.gpu_cache)

@@ -171,7 +171,7 @@ def find_steady_state(
         or state.gpus.fault_log.waiting
         or host.memory.errors.lines
         or host.cpus.log_facts.corrected
-        or (snapshot.log and len(host.kernel_log.lines) < len(snapshot.log.lines))
+        or host.kernel_log.ends
         or state.started is None
         or now_ns - state.started.mono_ns < FIRST_PASS_WAIT_NS
         or any(source.state is SourceState.STARTING for source in report.sources)

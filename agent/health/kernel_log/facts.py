@@ -211,8 +211,7 @@ class KernelLogState:
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """Facts by code and location; only the newest facts of each code are kept."""
     lines: tuple[LogLine, ...] = ()
-    """Entries that the native kernel-log reader had at the last evaluation: equal lines with their number.
-    Lines that end a fault of that evaluation are left out: the next one reads them."""
+    """Entries that the native kernel-log reader had at the last evaluation: equal lines with their number."""
     counted: Mapping[KernelLogLineGroupId, int] = field(default_factory=dict)
     """Number of lines of each entry (equal lines that the native reader counts together) at the last
     evaluation.
@@ -220,6 +219,9 @@ class KernelLogState:
     caught_up_ns: int = 0
     """CLOCK_MONOTONIC of the last evaluation with new lines [ns]; 0: lines from before the agent's start are
     still being read."""
+    ends: tuple[KernelLogFact, ...] = ()
+    """Lines that end a fault of the last evaluation. The next evaluation applies them, so that the fault is
+    reported."""
 
     def select(
         self, *codes: KernelLogCode, where: Callable[[str], bool] = lambda _: True

@@ -70,7 +70,8 @@ def next_log_state(previous: KernelLogState, log: LogSample | None, now: Instant
     if log is None:
         return previous
     caught_up = previous.caught_up_ns > 0 or log.source.state is SourceState.OK
-    if log.lines == previous.lines and (previous.caught_up_ns > 0) is caught_up:
+    is_same = log.lines == previous.lines and not previous.ends
+    if is_same and (previous.caught_up_ns > 0) is caught_up:
         return previous
     state = _with_lines(previous, log.lines, _log_time_converter(previous, now))
     return replace(state, caught_up_ns=now.mono_ns if caught_up else 0)
@@ -103,17 +104,17 @@ def _with_lines(
             grown.append((line, before))
     # oldest first: of lines that get the same time, the newest states how things are now
     grown.sort(key=lambda item: (item[0].last_us, item[0].seq))
-    new, faulty, read = list[KernelLogFact](), set[str](), lines
+    new, faulty, ends = list(previous.ends), set[str](), list[KernelLogFact]()
     for line, before in grown:
         for fact in _new_facts(line, before, moment):
             if not _is_end(fact):
                 faulty.add(fact.location)
-            elif fact.location in faulty and previous.caught_up_ns:  # the next evaluation reads the end
-                counted[KernelLogLineGroupId(line.pattern, line.first_us, line.first_text)] -= fact.times
-                read = tuple(entry for entry in read if entry is not line)
+            elif fact.location in faulty and previous.caught_up_ns:
+                ends.append(fact)
                 continue
             new.append(fact)
-    return KernelLogState(_merge_facts(previous.facts, new) if new else previous.facts, read, counted)
+    facts = _merge_facts(previous.facts, new) if new else previous.facts
+    return KernelLogState(facts, lines, counted, ends=tuple(ends))
 
 
 def _is_end(line: HostLogLine | KernelLogFact) -> bool:
