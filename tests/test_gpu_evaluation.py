@@ -1,6 +1,7 @@
 """Evaluations of a node with GPUs: starts, hangs, clock steps, and random sequences of events."""
 
 import copy
+import sys
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from agent.health.gpu.verdicts import NOT_READ_YET
 from agent.health.rules import CLEAN_PASSES, STALLED
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample, NvmlReturnCode
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.reading import SourceState
+from agent.model.reading import Absence, Missing, SourceState, sources_in_state
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
@@ -484,6 +485,59 @@ def test_time_in_which_the_agent_is_stopped_does_not_confirm_a_finding() -> None
         node.next(2)
         assert "gpu.pcie.gen" not in node.codes(), "four readings in 140 s"
     node.next(30)
+    assert "gpu.pcie.gen" in node.codes()
+
+
+def evaluate_late(node: GpuNode, delay_s: float) -> Report:
+    """Evaluate a delay after the time at which the engine needs it; all sources make a pass each second."""
+    due_ns = max(node.state.due_ns or sys.maxsize, node.now_ns + NS // 10)
+    wait_s = min(10, (due_ns - node.now_ns) / NS) + delay_s
+    for _ in range(int(wait_s)):
+        node.read()
+    node.wait(wait_s % 1)
+    return node.evaluate()
+
+
+@pytest.mark.parametrize("delay_s", [1.5, 5])
+@pytest.mark.parametrize(
+    ("readings", "code", "limit_s"),
+    [
+        ({"pcie_gen": 1, "utilization": 90, "pstate": 0}, "gpu.pcie.gen", 30),
+        ({"fabric_state": 2}, "gpu.fabric.state", 60),
+    ],
+)
+def test_pending_fault_is_raised_on_a_busy_machine(
+    delay_s: float, readings: dict[str, int], code: str, limit_s: int
+) -> None:
+    node = GpuNode(1)
+    node.rest(30)
+    node.set_readings(0, **readings)
+    node.next()
+    begin_ns = node.now_ns
+    while code not in codes(device_of(evaluate_late(node, delay_s), "gpu-0")):
+        assert node.now_ns - begin_ns <= 2 * limit_s * NS
+
+
+@pytest.mark.parametrize("delay_s", [1.5, 5])
+def test_hang_of_a_source_on_a_busy_machine_is_found_in_two_heartbeats(delay_s: float) -> None:
+    node = GpuNode(1)
+    node.rest(30)
+    node.stuck = {"cpus", "hugepages", "cgroups", "throttle"}
+    begin_ns = node.now_ns
+    while not list(sources_in_state(evaluate_late(node, delay_s).sources, SourceState.STALLED)):
+        assert node.now_ns - begin_ns <= 2 * (10 + delay_s) * NS
+
+
+def test_pause_after_an_unread_field_delays_a_pending_fault_once() -> None:
+    node = GpuNode(1)
+    node.rest(30)
+    node.set_readings(0, pcie_gen=1, utilization=90, pstate=0)
+    node.next(20)
+    node.set_readings(0, pcie_gen=Missing(Absence.UNREADABLE, 5))
+    node.next()
+    node.set_readings(0, pcie_gen=1)
+    node.wait(600)
+    node.next(13)
     assert "gpu.pcie.gen" in node.codes()
 
 

@@ -177,6 +177,17 @@ def test_lease_of_a_result_ends_after_the_agent_was_stopped() -> None:
     assert health_and_codes(node.next(3)) == EXPIRED
 
 
+def test_lease_of_a_result_ends_on_a_busy_machine() -> None:
+    node = Node()
+    report = node.report(result())
+    end_ns = node.now_ns + 2 * 15 * NS
+    while health_and_codes(report) != EXPIRED:
+        assert node.now_ns <= end_ns, "twice the lease"
+        assert node.state.due_ns is not None
+        node.wait(min(10, (node.state.due_ns - node.now_ns) / NS) + 1.5)
+        report = node.evaluate()
+
+
 def test_result_whose_lease_had_ended_stays_expired_over_a_pause() -> None:
     node = Node()
     node.report(result())

@@ -68,12 +68,13 @@ Basis = tuple[object, ...]
 def conditions_after_pause(conditions: Conditions, pause: Pause) -> Conditions:
     """Return conditions whose pending faults count no time in which the agent was stopped.
 
-    A reading before and one after the pause do not show that the fault lasted as long as the pause.
+    A reading before and one after the pause do not show that the fault lasted as long as the pause. A fault
+    that could not be evaluated before the pause counts no time until it is evaluated again anyway.
     """
     begin_ns, end_ns = pause
     return {
         key: condition._replace(run_start_ns=condition.run_start_ns + end_ns - begin_ns)
-        if condition.phase is ConditionPhase.PENDING
+        if condition.phase is ConditionPhase.PENDING and not condition.unseen_ns
         else condition
         for key, condition in conditions.items()
     }

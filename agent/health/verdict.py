@@ -93,12 +93,19 @@ def next_pauses(
     pauses: tuple[Pause, ...], evaluated: Instant, due_ns: int | None, lease_s: int, now: Instant
 ) -> tuple[Pause, ...]:
     """Return the newest pauses of the agent, with one that ends now if this evaluation is later than `due_ns`
-    (time at which the last evaluation needed it; None: no such time) or a heartbeat after `evaluated`."""
+    (time at which the last evaluation needed it; None: no such time) or a heartbeat after `evaluated`.
+
+    The agent may have been stopped since `evaluated`. If the last evaluation was late, too, the machine is
+    busy rather than stopped: only the delay counts, so that a hang is found and pending faults are raised.
+    """
     begin_ns, end_ns = evaluated.mono_ns, now.mono_ns
-    is_overdue = due_ns is not None and begin_ns < due_ns < end_ns - PAUSE_DELAY_NS
-    if is_overdue or end_ns - begin_ns > longest_wait_ns(lease_s):
-        return (*pauses, (begin_ns, end_ns))[-PAUSES_MAX:]
-    return pauses
+    expected_ns = begin_ns + longest_wait_ns(lease_s) - PAUSE_DELAY_NS
+    if due_ns is not None and begin_ns < due_ns:
+        expected_ns = min(expected_ns, due_ns)
+    if end_ns - expected_ns <= PAUSE_DELAY_NS:
+        return pauses
+    was_late = bool(pauses) and pauses[-1][1] == begin_ns
+    return (*pauses, (expected_ns if was_late else begin_ns, end_ns))[-PAUSES_MAX:]
 
 
 def paused_ns(pauses: Iterable[Pause], beat_ns: int, limit_ns: int) -> int:
