@@ -148,6 +148,21 @@ def test_condition_of_a_faulty_device_waits_for_its_declaration(api: ClusterApi)
     assert "DRANICDevicesHealthy" not in api.conditions()
 
 
+def test_declaration_wait_begins_when_the_api_server_answers(api: ClusterApi) -> None:
+    settings = {"k8s_taint_rules": (NIC_DRIVER,), "drivers": (NIC_DRIVER,), "taint_quiet_s": 60}
+    agent = faulty_nic_agent(api, **settings)
+    (rule,) = api.objects_of("devicetaintrules")
+    api.refuse = lambda request: Refusal(503, "ServiceUnavailable")
+    agent.run_for(UNDECIDED_S + 100, lambda: [device()])
+    api.refuse = lambda request: None
+    agent.run_for(UNDECIDED_S - 10, lambda: [device()])
+    assert condition_of(api) == ("Unknown", "DevicesUnknown", UNDECLARED_TEXT)
+    assert api.objects_of("devicetaintrules") == [rule]
+    agent.run_for(2 * RETRY_MAX_S, lambda: [device()])
+    assert condition_of(api)[0] == "True"
+    assert api.objects_of("devicetaintrules") == []
+
+
 def test_condition_follows_at_once_when_the_driver_declares(api: ClusterApi) -> None:
     agent = faulty_nic_agent(api)
     agent.run_for(2 * UNKNOWN_S, lambda: [device()])

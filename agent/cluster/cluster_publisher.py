@@ -165,9 +165,9 @@ class ClusterPublisher:
         """Time of the next comparison of unchanged conditions with the Node [ns]."""
         self._events = SentDeviceEvents()
         self._events_path = config.state_dir / EVENTS_FILE
-        started = clock()
-        self._events.restore(_load_events(self._events_path), started)
-        self._started_ns = started.mono_ns
+        self._events.restore(_load_events(self._events_path), clock())
+        self._first_held_ns = float("inf")
+        """Time at which this agent held the Lease for the first time [ns]; infinite: it has not held it."""
         self._recorder = EventRecorder(api, self._node)
         self._unsaved = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._lost_events = LogRateLimiter(lambda: clock().mono_ns / NS)
@@ -352,6 +352,7 @@ class ClusterPublisher:
             self._run_tasks_soon()
         was_held = self._lease.is_held(now)
         if self._lease.renew(now, self._read_owner) and not was_held:  # others may have written meanwhile
+            self._first_held_ns = min(self._first_held_ns, now.mono_ns)
             self._compare_all()
         return TaskIntervals(RENEW_S)
 
@@ -370,9 +371,10 @@ class ClusterPublisher:
     def _undeclared(self, report: Report, now: Instant) -> frozenset[str]:
         """Return the drivers of the agent's former run that may not have declared their devices again yet.
 
-        After UNDECIDED_S such a driver counts as one that declares no devices any more.
+        UNDECIDED_S after this agent first held the Lease, such a driver counts as one that declares no more
+        devices. Before that, the API server may be away, and the kubelet cannot start the driver's pod.
         """
-        if now.mono_ns - self._started_ns >= UNDECIDED_S * NS:
+        if now.mono_ns - self._first_held_ns >= UNDECIDED_S * NS:
             return frozenset()
         return self._lease.declaring.difference(report.declaring)
 
