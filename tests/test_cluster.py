@@ -185,6 +185,13 @@ def test_condition_names_an_absent_driver_after_unhealthy_devices(api: ClusterAp
     assert condition_of(api)[::2] == ("Unknown", UNDECLARED_TEXT)
 
 
+def test_condition_with_a_cut_message_waits_for_all_absent_drivers(api: ClusterApi) -> None:
+    agent = faulty_nic_agent(api, *(device(f"gpu-{number}", XID) for number in range(90)))
+    assert NIC_DRIVER not in condition_of(api)[2]
+    agent.run_for(2 * UNKNOWN_S, lambda: [device("gpu-0")])
+    assert condition_of(api)[::2] == ("Unknown", UNDECLARED_TEXT)
+
+
 def test_condition_follows_at_once_when_nvml_finds_no_gpu(api: ClusterApi) -> None:
     agent = SteppedAgent(api)
     for state, status in ((SourceState.STARTING, "Unknown"), (SourceState.ABSENT, "True")):

@@ -62,6 +62,8 @@ UNKNOWN_S: Final = 60.0
 
 A restart of the agent or of a driver makes devices Unknown for a moment.
 """
+OTHERS: Final = "and others"
+"""Last text of a message that leaves out devices."""
 CODES_MAX: Final = 3
 """Largest number of finding codes that a condition's message has for one device."""
 
@@ -226,12 +228,12 @@ def active_maintenance(found: Mapping[str, JsonObject]) -> tuple[str, ...]:
 
 
 def _drivers_in(entry: JsonObject, drivers: Collection[str]) -> list[str]:
-    """Return the drivers that a condition of the Node names, unless it is True."""
+    """Return the drivers that a condition of the Node names, or all if it was cut; none if it is True."""
     texts = () if entry.get("status") == "True" else str(entry.get("message", "")).split("; ")
     return [
         driver
         for driver in sorted(drivers)
-        if any(text.startswith((f"{driver}/", f"{driver}: ")) for text in texts)
+        if texts[-1:] == [OTHERS] or any(text.startswith((f"{driver}/", f"{driver}: ")) for text in texts)
     ]
 
 
@@ -268,7 +270,7 @@ def _join_texts(texts: Sequence[str]) -> str:
 
     Texts that are left out are not counted: the number would change with each device.
     """
-    joined, rest = "", "; and others"
+    joined, rest = "", f"; {OTHERS}"
     for number, text in enumerate(texts):
         longer = f"{joined}; {text}" if joined else text
         room = MESSAGE_CHARS - (0 if number == len(texts) - 1 else len(rest))
