@@ -452,6 +452,41 @@ async def test_failed_callback_is_repeated_once_for_each_waiting_prepare(mock_cl
     assert len(driver.calls) == 4
 
 
+async def test_waiting_prepare_does_not_shorten_a_retry_after(mock_clock: MockClock) -> None:
+    async def refuse() -> None:
+        raise ApiError(429, "TooManyRequests", "", retry_after_s=30)
+
+    driver = Driver(refuse, refuse)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
+        for at in (0.0, 30.0):
+            assert not await wait_until_published(taint_publisher, 0.0)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+            assert driver.calls[-1] == (at, ["xid"])
+            assert not await wait_until_published(taint_publisher, 0.0)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+            mock_clock.jump(29.0)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+            assert driver.calls[-1] == (at, ["xid"])
+            mock_clock.jump(1.0)
+        assert await wait_until_published(taint_publisher)
+    assert driver.calls == [(at, ["xid"]) for at in (0.0, 30.0, 60.0)]
+
+
+async def test_end_of_the_publisher_does_not_wait_for_a_retry_after(mock_clock: MockClock) -> None:
+    """The fake clock does not run, so the publisher ends in its pause."""
+
+    async def refuse() -> None:
+        raise ApiError(429, "TooManyRequests", "", retry_after_s=30)
+
+    driver = Driver(refuse)
+    async with run_publisher(publisher(driver.publish)) as taint_publisher:
+        taint_publisher.update(report("gpu.xid.79"), clock())
+        assert not await wait_until_published(taint_publisher, 0.0)
+        await trio.testing.wait_all_tasks_blocked(0.001)
+    assert driver.calls == [(0.0, ["xid"])]
+
+
 async def test_hung_callback_ends_the_wait_at_its_limit(mock_clock: MockClock) -> None:
     driver = Driver(trio.sleep_forever)
     async with run_publisher(publisher(driver.publish)) as taint_publisher:

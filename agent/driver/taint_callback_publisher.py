@@ -127,7 +127,7 @@ class TaintCallbackPublisher:
     def wait_published(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
         """Call the callback without delay, and block until it has succeeded with the devices' current taints.
 
-        Thread-safe. After a failed call the retries come at their usual pace.
+        Thread-safe. A retry after a failed call waits for the ``Retry-After`` of the API server.
 
         Returns:
             True: the callback published the taints, or there is no callback because the caller publishes the
@@ -221,7 +221,8 @@ class TaintCallbackPublisher:
                 )
             logged = text
             self._changed.set()  # even if nothing changed: the failed call may have done a part
-            await self._pause(max(self._jitter() * pause_s, retry_after_s(error)))
+            await trio.sleep(asked_s := retry_after_s(error))
+            await self._pause(max(self._jitter() * pause_s - asked_s, 0.0))
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _pause(self, seconds: float) -> None:
