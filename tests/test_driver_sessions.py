@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import kubelet_files
 import msgspec
 import pytest
 import trio
@@ -547,6 +548,24 @@ def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent)
     assert session.record_unprepares([ReportedClaimResult(claim(A), busy)]) == [None]
     [verdict] = session.record_unprepares([ReportedClaimResult(replace(claim(A, "b"), devices=()), busy)])
     assert verdict is not None
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_failed_unprepare_before_declarations_uses_no_host_device(
+    tmp_path: Path, host: Host, declares: bool
+) -> None:
+    """The host's device of the same name can be another one, and Unhealthy."""
+    agent = Agent(tmp_path, host, declares=declares)
+    agent.config = msgspec.structs.replace(agent.config, kubelet_dir=tmp_path)
+    of_driver = {A: {"Devices": [kubelet_files.device("dev-0", pool=NODE)]}}
+    prepared = kubelet_files.claim("uid-a", name="a", namespace="ns", drivers=of_driver)
+    (tmp_path / "dra_manager_state").write_bytes(kubelet_files.checkpoint([prepared]))
+    owner = A if declares else ""
+    unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=owner)
+    agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,) if declares else ()))
+    failed = ReportedClaimResult(Claim("ns", "a", "uid-a"), (ErrorText("no"),))
+    [verdict] = agent.sessions.open(A).record_unprepares([failed])
+    assert (verdict is None) == declares, "the kubelet retries, unless the driver's own device is broken"
 
 
 def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:

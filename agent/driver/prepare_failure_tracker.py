@@ -276,20 +276,27 @@ class PrepareFailureTracker:
     # --- unprepares ----------------------------------------------------------------------------------------
 
     def unprepare_failed(
-        self, ref: ClaimRef, evidence: FailureEvidence, devices: Sequence[ClaimDevice] = ()
+        self,
+        ref: ClaimRef,
+        evidence: FailureEvidence,
+        devices: Sequence[ClaimDevice] = (),
+        *,
+        reads_checkpoint: bool = True,
     ) -> PrepareVerdict | None:
         """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 7 s.
 
         Args:
             devices: The claim's devices, used if the ledger has none for the claim. If both have none, the
                 claim was prepared before the driver used this tracker, and the kubelet's checkpoint has them.
+            reads_checkpoint: Whether the checkpoint is read. False until the driver has declared its devices:
+                a device of the host can have the same name.
 
         Returns:
             Verdict to report. None: the driver must report success, because a device is broken and the pod
             would otherwise never terminate.
         """
         known = ledgers.prepared_devices(self._writer.ledger, ref)
-        if not (known or devices):
+        if reads_checkpoint and not (known or devices):
             known = self._checkpointed_devices(ref)
         claim = Claim(*ref, devices=tuple(ClaimDevice("", *device) for device in known) or tuple(devices))
         verdict = self.classify_by_newer_health(claim, self.classify(claim, evidence), evidence)

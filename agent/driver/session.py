@@ -337,7 +337,9 @@ class DriverSession:
         if result.evidence is None:
             self._tracker.unprepared(result.claim.ref)
             return None
-        return self._tracker.unprepare_failed(result.claim.ref, result.evidence, result.claim.devices)
+        return self._tracker.unprepare_failed(
+            result.claim.ref, result.evidence, result.claim.devices, reads_checkpoint=self._is_declaring
+        )
 
     # --- core thread only --------------------------------------------------------------------------------
 
@@ -386,9 +388,13 @@ class DriverSession:
 
         Until the driver declares devices, ``device`` names a device that the agent found itself.
         """
+        return device if self._is_declaring else device._replace(driver="")
+
+    @property
+    def _is_declaring(self) -> bool:
+        """Whether the newest report is made with devices that the driver declared."""
         report = self._hub.report
-        is_host_device = report is not None and self._driver not in report.declaring
-        return device._replace(driver="") if is_host_device else device
+        return report is not None and self._driver in report.declaring
 
     def report_faults(self, faults: Sequence[DriverFault]) -> None:
         """Pass all faults that the driver reported to the engine."""
