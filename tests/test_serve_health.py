@@ -14,7 +14,7 @@ import grpc
 import pytest
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names, watch_health
-from wire.serving import DRIVER, LEASE_S, Serving, at, connections, device, eventually, unhealthy
+from wire.serving import DRIVER, LEASE_S, Serving, at, connections, device, eventually, report, unhealthy
 
 from agent.model.health import Health, Severity
 from agent.node.pods.queries import query_report
@@ -115,6 +115,22 @@ def test_stream_has_the_leases_of_one_that_is_open(agent_server: Serving) -> Non
     eventually(lambda: streams(agent_server) == 0, "all streams have ended")
     with watch_health(agent_server.health) as kubelet:
         assert leases(kubelet.next()) == [LEASE_S + 2]
+
+
+def test_streams_opened_before_a_list_have_the_same_leases(agent_server: Serving) -> None:
+    """One of them opened next to a stream that has ended, the other one after that end."""
+    agent_server.publish(device("a"))
+    with watch_health(agent_server.health) as former:
+        former.next()
+        agent_server.latest.publish(report([device("a")]))  # too old for a new stream
+        first = watch_health(agent_server.health)
+        first.wait_opened()
+    with first:
+        eventually(lambda: streams(agent_server) == 1, "the former stream has ended")
+        with watch_health(agent_server.health) as second:
+            second.wait_opened()
+            agent_server.publish(device("a", verified=2))
+            assert leases(first.next()) == leases(second.next())
 
 
 def test_stream_without_a_list_changes_no_later_lease(agent_server: Serving) -> None:

@@ -491,7 +491,8 @@ class HealthService:
     (health_check_timeout_seconds) than the stream that ended last: with or without :data:`EXTRA_LEASE_S`, for
     the whole stream, because a change of the lease would sync every pod again. For the same reason it has the
     leases of a stream that is still open, such as that of the driver's other instance in a rolling update:
-    the kubelet has one record for both.
+    the kubelet has one record for both. So all open streams have the same leases, and a kubelet whose stream
+    is open has not crashed since it opened, even if nothing was sent on it yet.
     """
 
     def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
@@ -506,7 +507,7 @@ class HealthService:
         self.subscribers = subscribers
         """Open health streams of the socket, with counts of the lists that they were sent."""
         self._extra_lease_s = 0
-        """Time that is added to the leases of the next stream, unless an open one has sent a list [s]."""
+        """Time that is added to the leases of the next stream, unless a stream is open [s]."""
         self._repeats_after_end = repeats_after_end
         self._repeats_left = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -526,7 +527,7 @@ class HealthService:
     async def _watch(self, stream: HealthStream) -> None:
         await stream.recv_message()
         await stream.send_initial_metadata()  # opens the stream before the first list is ready
-        open_extra_s = (other.extra_lease_s for other in self._open if other.has_sent)
+        open_extra_s = (other.extra_lease_s for other in self._open)
         subscriber = HealthSubscriber(stream, next(open_extra_s, self._extra_lease_s))
         self._open.append(subscriber)
         try:
