@@ -1,6 +1,7 @@
 """Health stream as a kubelet sees it: Google's gRPC and protobuf, over the unix socket."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from wire.serving import DRIVER, LEASE_S, Serving, at, connections, device, even
 
 from agent.model.health import Health, Severity
 from agent.node.pods.queries import query_report
+from agent.serve.agent_api.client import watch_reports
 
 TESTS = Path(__file__).parent
 
@@ -115,6 +117,24 @@ def test_stream_has_the_leases_of_one_that_is_open(agent_server: Serving) -> Non
     eventually(lambda: streams(agent_server) == 0, "all streams have ended")
     with watch_health(agent_server.health) as kubelet:
         assert leases(kubelet.next()) == [LEASE_S + 2]
+
+
+def test_stream_after_a_crash_with_an_observer_has_other_leases(agent_server: Serving) -> None:
+    """`drahealth watch` has a stream open when the kubelet crashes; its end changes no later leases."""
+
+    async def main() -> None:
+        for _ in range(2):
+            async with contextlib.aclosing(watch_reports(agent_server.health)) as observed:
+                with watch_health(agent_server.health) as kubelet:
+                    assert leases(kubelet.next()) == [LEASE_S]
+                    await anext(observed)
+                eventually(lambda: streams(agent_server) == 1, "the kubelet's stream has ended")
+                with watch_health(agent_server.health) as kubelet:
+                    assert leases(kubelet.next()) == [LEASE_S + 2]
+            eventually(lambda: streams(agent_server) == 0, "all streams have ended")
+
+    agent_server.publish(device("a"))
+    asyncio.run(main())
 
 
 def test_streams_opened_before_a_list_have_the_same_leases(agent_server: Serving) -> None:

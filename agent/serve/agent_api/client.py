@@ -45,6 +45,7 @@ from agent.serve.agent_api.encode import BLAMES, REFUSALS, REPAIRS, STATES
 from agent.serve.grpc.channel import UnixChannel
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.health_v1 import v1
+from agent.serve.grpc.hardened import OBSERVER_HEADER
 from agent.serve.health.service import METHODS
 from agent.serve.sockets import NO_SERVER, NO_SOCKET, connection_failure_reason
 from agent.system.timing import read_clocks
@@ -470,15 +471,15 @@ async def _agent_reports(channel: UnixChannel) -> AsyncGenerator[Report]:
 
 
 async def _health_reports(channel: UnixChannel, method: str) -> AsyncGenerator[Report]:
-    call = channel.request(
-        method, Cardinality.UNARY_STREAM, v1.NodeWatchResourcesRequest, v1.NodeWatchResourcesResponse
-    )
+    request, response = v1.NodeWatchResourcesRequest, v1.NodeWatchResourcesResponse
+    marks = {OBSERVER_HEADER: "1"}
+    call = channel.request(method, Cardinality.UNARY_STREAM, request, response, metadata=marks)
     merged = StreamHealth()
     async with call as stream:
         await stream.send_message(v1.NodeWatchResourcesRequest(), end=True)
-        async for response in _messages_or_expiry(stream, merged):
-            if response is not None:
-                merged.update(response, read_clocks())
+        async for message in _messages_or_expiry(stream, merged):
+            if message is not None:
+                merged.update(message, read_clocks())
             merged.expire(read_clocks())
             yield merged.report(read_clocks())
 

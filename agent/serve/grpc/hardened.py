@@ -62,6 +62,9 @@ from hyperframe.frame import (
 from agent.serve.sockets import abort_transport, is_lost, longest_wait_of_largest_peer
 from agent.system.output import LogRateLimiter, get_logger
 
+OBSERVER_HEADER: Final = "drahealth-observer"
+"""Header of a health stream's request whose client is not the kubelet, such as `drahealth watch`."""
+
 log = get_logger(__name__)
 
 # --- DATA frames --------------------------------------------------------------------------------------------

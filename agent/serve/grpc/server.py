@@ -22,6 +22,7 @@ from agent.serve.grpc.hardened import (
     CONTROL_FRAMES_BURST,
     CONTROL_FRAMES_PER_S,
     GRACE_S,
+    OBSERVER_HEADER,
     ControlFrameBudget,
     HardenedProtocol,
     HardenedStream,
@@ -65,7 +66,7 @@ _SERVER_CONFIG: Final = Configuration(
 )
 
 # All other metadata are dropped, because grpclib raises an exception for a "-bin" header that is no base64.
-_REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type"})
+_REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", OBSERVER_HEADER})
 _PSEUDO_HEADERS: Final = frozenset({":method", ":path"})
 
 _SAFE_TO_RETRY: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and the request was not processed

@@ -28,7 +28,7 @@ from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
 from agent.model.time import NS
 from agent.serve.grpc.codec import EmptyRequest
-from agent.serve.grpc.hardened import send_message_nowait, send_shared_message
+from agent.serve.grpc.hardened import OBSERVER_HEADER, send_message_nowait, send_shared_message
 from agent.serve.grpc.idle_streams import IdleStream, IdleStreams, idle_stream
 from agent.system.threads.latest_value import LatestValue
 
@@ -445,10 +445,12 @@ class PendingLists(NamedTuple):
 class HealthSubscriber:
     """Health stream, and the number of the last published report that it sent in full; 0: none."""
 
-    def __init__(self, stream: HealthStream, extra_lease_s: int = 0) -> None:
+    def __init__(self, stream: HealthStream, extra_lease_s: int = 0, is_observer: bool = False) -> None:
         """Create the subscriber of a stream, which sends each lease (validity) `extra_lease_s` longer [s]."""
         self.stream = stream
         self.extra_lease_s = extra_lease_s
+        self.is_observer = is_observer
+        """Whether the request has :data:`OBSERVER_HEADER`: the client is not the kubelet."""
         self.has_sent = False
         """Whether a list was sent, or its sending has begun."""
         self.number = 0
@@ -492,7 +494,8 @@ class HealthService:
     the whole stream, because a change of the lease would sync every pod again. For the same reason it has the
     leases of a stream that is still open, such as that of the driver's other instance in a rolling update:
     the kubelet has one record for both. So all open streams have the same leases, and a kubelet whose stream
-    is open has not crashed since it opened, even if nothing was sent on it yet.
+    is open has not crashed since it opened, even if nothing was sent on it yet. Streams of observers do not
+    count if their request has :data:`OBSERVER_HEADER`; other clients than the kubelet should send it.
     """
 
     def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
@@ -507,7 +510,7 @@ class HealthService:
         self.subscribers = subscribers
         """Open health streams of the socket, with counts of the lists that they were sent."""
         self._extra_lease_s = 0
-        """Time that is added to the leases of the next stream, unless a stream is open [s]."""
+        """Time that is added to the leases of the next stream, unless a stream of the kubelet is open [s]."""
         self._repeats_after_end = repeats_after_end
         self._repeats_left = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -527,14 +530,15 @@ class HealthService:
     async def _watch(self, stream: HealthStream) -> None:
         await stream.recv_message()
         await stream.send_initial_metadata()  # opens the stream before the first list is ready
-        open_extra_s = (other.extra_lease_s for other in self._open)
-        subscriber = HealthSubscriber(stream, next(open_extra_s, self._extra_lease_s))
+        is_observer = OBSERVER_HEADER in (stream.metadata or ())
+        open_extra_s = (other.extra_lease_s for other in self._open if not other.is_observer)
+        subscriber = HealthSubscriber(stream, next(open_extra_s, self._extra_lease_s), is_observer)
         self._open.append(subscriber)
         try:
             await self.subscribers.serve(subscriber)
         finally:
             self._open.remove(subscriber)
-            if subscriber.has_sent:  # else the kubelet still has the leases of the stream before
+            if subscriber.has_sent and not is_observer:  # else the kubelet has the leases of before
                 self._extra_lease_s = EXTRA_LEASE_S - subscriber.extra_lease_s
             if self._repeats_after_end and self.streams:
                 self._repeats_left = len(REPEAT_S)
