@@ -466,6 +466,24 @@ func TestHostDevicesAreNotForwardedAsTheDriversOwn(t *testing.T) {
 	}
 }
 
+// TestFirstListOfHostDevicesIsNotForwarded covers an agent that accepts a declaration and evaluates it later.
+func TestFirstListOfHostDevicesIsNotForwarded(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendEvery(10*second, hostDevices("gpu-0", "cpu-node0"), healthy("gpu-0"))
+		a.start()
+		c.Declare(cpu("gpu-0"))
+		k := startKubelet(ctx, c)
+		time.Sleep(15 * second)
+		for _, got := range k.received(t) {
+			if got.health != isUnknown || got.device != "gpu-0" {
+				t.Errorf("before an evaluation of the declaration the kubelet received %v", got)
+			}
+		}
+		time.Sleep(10 * second)
+		k.expect(t, reportedHealth{20 * second, "gpu-0", isHealthy, "", 30 * second})
+	})
+}
+
 // TestDevicesOfAnotherDeclarationAreForwarded covers an agent that keeps the former declaration because it refuses the
 // new one: it reports a removed device as Unknown for a while.
 func TestDevicesOfAnotherDeclarationAreForwarded(t *testing.T) {

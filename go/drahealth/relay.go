@@ -82,7 +82,8 @@ func (s *relay) received(got list, declared *declaration, now time.Time) [][]kub
 		s.listed[key] = reported.HealthCheckTimeout
 		s.host = s.host || strings.HasPrefix(key.name, hostCPU) && !declared.has(key)
 	}
-	s.host = s.host && !declared.accepted.Load()
+	// The agent may not have evaluated a declaration that it has accepted: the first list can be older.
+	s.host = s.host && (got.first || !declared.accepted.Load())
 	if s.host {
 		got.devices = nil
 	}
